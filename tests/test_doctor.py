@@ -1,4 +1,4 @@
-"""rpel doctor says what is wrong with a machine and how to mend it; rpel bench measures ratios."""
+"""rpel doctor says what is wrong with a machine and how to repair it; rpel bench measures ratios."""
 
 import importlib.metadata
 import json

@@ -65,7 +65,7 @@ def test_nodes_that_flip_labels_change_no_label_of_the_test_set(flipped: rpel.Re
 
 
 def test_each_honest_node_keeps_separate_batchnorm_statistics(flipped: rpel.Result) -> None:
-    """The loss is right only if every node is evaluated, and handed over, with its own and nobody else's."""
+    """The loss is right only if every node is evaluated, and exported, with its own and nobody else's."""
     statistics = np.array([flipped.state_dict(i)["norm.running_mean"].numpy() for i in range(6)])
     assert len(np.unique(statistics.round(6), axis=0)) == 6
     x, y = (torch.from_numpy(part) for part in examples(60))

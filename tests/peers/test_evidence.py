@@ -1,4 +1,4 @@
-"""Signatures of half-steps: honest peers are never convicted, a liar is, and anybody can check the proof."""
+"""Signatures of half-steps: honest peers are never excluded, a liar is, and anybody can check the proof."""
 
 import asyncio
 import base64

@@ -83,7 +83,7 @@ def test_recent_members_address_is_dropped_last() -> None:
     found, dropped = gate(mute=100)
     came, _ = spoken(found, "10.0.0.1")
     assert found.begin(came)
-    found.settle(came, now=0.0)
+    found.admit(came, now=0.0)
     member = found.arrive("10.0.0.1")
     for i in range(500):
         found.arrive(f"10.1.{i // 100}.{i % 100}")
@@ -111,7 +111,7 @@ def test_open_connections_of_an_address_are_bounded_and_counted_back() -> None:
         ticket, wait = spoken(found, "10.0.0.1", now=float(second))
         if wait is not None:
             assert found.begin(ticket)
-            found.settle(ticket, now=float(second))
+            found.admit(ticket, now=float(second))
             held.append(ticket)
     assert len(held) == 20
     for ticket in held:

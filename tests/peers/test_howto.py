@@ -1,5 +1,5 @@
 """docs/howto.md, "Train my own task with real peers": run as it stands there,
-it hands over what was trained."""
+it exports what was trained."""
 
 import os
 import re

@@ -392,7 +392,7 @@ def test_equivocating_member_is_excluded_and_its_answers_ignored() -> None:
         assert {proof.member for proof in peer.proofs} == set(net.hostile)
         late = [peer.reports[-1].results.get(member) for member in net.hostile]
         assert set(late) <= {"refused", None}
-        assert peer.reports[-1].trim == 2  # as before: a conviction never lowers it
+        assert peer.reports[-1].trim == 2  # as before: an exclusion never lowers it
 
 
 def test_member_that_signs_one_model_a_round_is_never_excluded() -> None:

@@ -167,7 +167,10 @@ FEW = replace(TERMS, nodes=4, byzantine=1, pull=3, rule=rule("nnm+trimmed_mean",
 @pytest.mark.parametrize(
     ("clocks", "first"),
     [
-        ((9.0, -1e6), 10),  # one honest member and one liar: this clock, 0.9 of a round behind, is not mended
+        (
+            (9.0, -1e6),
+            10,
+        ),  # one honest member and one liar: this clock, 0.9 of a round behind, stays
         ((0.0, 0.0), 10),
         ((0.0, 0.0, -1e6), 9),  # 2b + 1: the median is between honest ones
     ],

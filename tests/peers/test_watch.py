@@ -75,10 +75,10 @@ def test_member_state_is_one_of_the_known_words(said: Any, state: str) -> None:
         {"outcomes": {"local_only": "many"}},
         {"pulls": {"ok": [1]}},
         {"pulls": "x" * 60_000},
-        {"convicted": "peer-1"},
-        {"convicted": [1]},
-        {"convicted": ["\x1b[2J"]},
-        {"convicted": ["a"] * 1001},
+        {"excluded": "peer-1"},
+        {"excluded": [1]},
+        {"excluded": ["\x1b[2J"]},
+        {"excluded": ["a"] * 1001},
     ],
 )
 def test_malformed_status_is_named_and_not_shown(said: Any) -> None:
@@ -86,11 +86,11 @@ def test_malformed_status_is_named_and_not_shown(said: Any) -> None:
 
 
 def test_member_is_shown_excluded_when_more_than_b_others_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [seen(id, HONEST | {"convicted": ["c"] if id != "c" else ["a"]}, 9) for id in "abc"]
-    assert watch.convicted(rows, byzantine=1) == {"c"}
-    stdout().print(members_now("network demo", rows, convicted=watch.convicted(rows, byzantine=1)))
+    rows = [seen(id, HONEST | {"excluded": ["c"] if id != "c" else ["a"]}, 9) for id in "abc"]
+    assert watch.excluded(rows, byzantine=1) == {"c"}
+    stdout().print(members_now("network demo", rows, excluded=watch.excluded(rows, byzantine=1)))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == [
-        "training", "training", "convicted"
+        "training", "training", "excluded"
     ]  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def left(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 def doubled(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     """A second peer runs with its key, perhaps from the start:
-    the one case in which an honest key may be convicted."""
+    the one case in which an honest key may be excluded."""
     net.at(net.coins.choice([begin, -1.0]), lambda: net.double(peer))
 
 

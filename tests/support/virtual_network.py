@@ -434,7 +434,7 @@ class Peer:
         for proof in found:
             if proof is not None:
                 self.proofs.append(proof)
-                self.net.convicted(proof)
+                self.net.excluded(proof)
         if self.witness.duplicate_key:
             self.stops += 1
             self.later(0.0, self.crash, 2 * PERIOD)
@@ -732,12 +732,12 @@ class VirtualNetwork:
         peer.disk.truncate_newest()
         self._durable[peer] = peer.disk.last_checkpoint
 
-    def convicted(self, proof: Proof) -> None:
+    def excluded(self, proof: Proof) -> None:
         """Somebody has a proof: it must not be against an honest peer,
         unless a second one lives with its key."""
         number = int(proof.fingerprint.rstrip("'"))
         if number not in self.hostile and number not in self.twins:
-            self.break_("an honest peer was convicted", number, proof.round)
+            self.break_("an honest peer was excluded", number, proof.round)
 
     def double(self, peer: Peer) -> None:
         """A second peer with the same key and an empty disk begins, at the same address."""

@@ -125,8 +125,8 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
     """The honest mean of delay rounds ago (of the first round until then):
     a peer that never caught up."""
-    kept = state.get("past")
-    past = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)
+    before = state.get("past")
+    past = view.kernels.empty(0, view.honest) if before is None else view.kernels.array(before)
     past = view.kernels.appended(past, view.kernels.mean(view.honest), delay + 1)
     return _filled(view, past[0]), {"past": past}
 
@@ -139,8 +139,8 @@ def oldest(view: View, state: State) -> tuple[Models, State]:
     node = int(state.get("node", stream(view.seed, "oldest").integers(len(view.honest))))
     made = view.now if view.published is None else float(view.published[node])
     times = np.asarray(state.get("times", np.empty(0)))
-    kept = state.get("versions")
-    versions = view.kernels.empty(0, view.honest) if kept is None else view.kernels.array(kept)
+    before = state.get("versions")
+    versions = view.kernels.empty(0, view.honest) if before is None else view.kernels.array(before)
     if not len(times) or (made > times[-1] and view.max_age is not None):
         times = np.append(times, made)
         versions = view.kernels.appended(versions, view.kernels.take(view.honest, [node])[0], len(times))
@@ -373,8 +373,8 @@ def _harm(view: View, forged: Models, honest: Models, later: NextRound | None = 
 def _harm_later(view: View, z: Models, later: NextRound) -> Floats:
     """(v,) the same in the next round, in which the victims begin from z (v, d)."""
     kernels, index, weights = later.windows(view.kernels, view.out, z)
-    found = _by_rule(view, kernels, later.table, index, np.asarray(kernels.finite_rows(later.table)))
-    return _moved(view, found, kernels.combine(later.table, index, weights))
+    aggregate = _by_rule(view, kernels, later.table, index, np.asarray(kernels.finite_rows(later.table)))
+    return _moved(view, aggregate, kernels.combine(later.table, index, weights))
 
 
 def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
@@ -480,12 +480,12 @@ def _by_rule(
     if able.any():
         among = np.flatnonzero(able) if places is None else places[able]
         # a rule by itself: what it was told
-        told = view.rule.context if view.context.ids is None else view.context
+        context = view.rule.context if view.context.ids is None else view.context
         given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
-        found = view.rule.aggregate(
-            table, index[able], **given, kernels=kernels, context=told.among(among), finite=finite
+        aggregate = view.rule.aggregate(
+            table, index[able], **given, kernels=kernels, context=context.among(among), finite=finite
         )
-        view.kernels.put(result, able, found)
+        view.kernels.put(result, able, aggregate)
     return result
 
 

@@ -65,15 +65,15 @@ def next_round(view: View) -> NextRound | None:
         return None
     n, v, s = len(view.honest), view.victims, view.peers.shape[1]
     forged = np.where(np.arange(s) < view.hostile[:, None], n + np.arange(v)[:, None], -1)
-    kept = view.remembered[:, : view.remembered.shape[1] - s]  # the oldest answers leave the window
-    number, there = np.maximum(kept, 0), len(view.table)
+    remembered = view.remembered[:, : view.remembered.shape[1] - s]  # the oldest answers leave the window
+    number, there = np.maximum(remembered, 0), len(view.table)
     base = np.concatenate(
-        [view.peers, forged, np.where(kept >= 0, there + view.moves.base[number], -1)], axis=1
+        [view.peers, forged, np.where(remembered >= 0, there + view.moves.base[number], -1)], axis=1
     )
     now = np.repeat(view.own[:, None], 2 * s, axis=1)
     back = np.concatenate([now, there + view.moves.back[number]], axis=1)
     past, most = view.table, view.kernels.largest(view.table)
-    if kept.shape[1]:
+    if remembered.shape[1]:
         past, most = (
             view.kernels.empty(there + len(view.moves.past), past),
             np.append(most, view.moves.largest),

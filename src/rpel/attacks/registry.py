@@ -249,10 +249,10 @@ def _found(name: str | Attack | Callable[..., Any]) -> tuple[str, Attack | Calla
     full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
     if full in ATTACKS:
         return full, ATTACKS[full]
-    found = plugins.find(GROUP, name, [*ATTACKS, *ALIASES]) if isinstance(name, str) else name
-    if not callable(found):
-        raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(found).__name__}")
-    return full, found
+    function = plugins.find(GROUP, name, [*ATTACKS, *ALIASES]) if isinstance(name, str) else name
+    if not callable(function):
+        raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(function).__name__}")
+    return full, function
 
 
 def _check_parameters(name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:

@@ -122,8 +122,8 @@ def declare(
 
 def traits_of(function: Callable[..., Any]) -> Traits:
     """What a function declares; nothing where it does not."""
-    found = getattr(function, "traits", None)
-    return found if isinstance(found, Traits) else Traits()
+    traits = getattr(function, "traits", None)
+    return traits if isinstance(traits, Traits) else Traits()
 
 
 def parts_of(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:

@@ -90,7 +90,7 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
 @contextmanager
 def _watching(console: Console) -> Iterator[Watch]:
     """A live table where a person looks, a line for each change where none does."""
-    said: dict[int, str] = {}
+    shown_states: dict[int, str] = {}
     drawn = 0.0
     with terminal.live(console, transient=True) as shown:
 
@@ -98,8 +98,8 @@ def _watching(console: Console) -> Iterator[Watch]:
             nonlocal drawn
             if shown is None:
                 for i, state in enumerate(work.states):
-                    if state.status != said.get(i, "waiting"):
-                        said[i] = state.status
+                    if state.status != shown_states.get(i, "waiting"):
+                        shown_states[i] = state.status
                         console.print(f"{_head(work)}: {state.cell.label}: {_seen(state)}", markup=False)
             elif (now := console.get_time()) - drawn > 0.25:
                 drawn = now

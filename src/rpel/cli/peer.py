@@ -265,7 +265,7 @@ def watch(
     is shown of a member is what it says of itself: a hostile one may lie. A change of membership is followed
     when its round comes. After the last round peers leave; a member that no longer answers then is shown as
     finished, with its last numbers. The columns ok, late, refused and failed count pulls; degraded counts
-    rounds that ended with too few answers. A member is shown as convicted when more than b others say that
+    rounds that ended with too few answers. A member is shown as excluded when more than b others say that
     they have proof that its key signed two models of one round (see rpel verify).
 
     Example: rpel watch --config peer.toml
@@ -281,7 +281,7 @@ def watch(
 
 
 async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) -> None:
-    from rpel.peer.ops.watch import Seen, convicted, look, remembering
+    from rpel.peer.ops.watch import Seen, excluded, look, remembering
 
     console = Console(highlight=False)
     members: list[Seen] = []
@@ -291,7 +291,7 @@ async def _watch(observer: "Observer", once: bool, every: float, as_json: bool) 
                 observer.follow()
                 members, m = remembering(members, await look(observer)), observer.now.membership
                 facts = {"run": m.run, "round": observer.clock.round(), "rounds": m.rounds}
-                table = members_now(_title(observer), members, convicted=convicted(members, m.byzantine))
+                table = members_now(_title(observer), members, excluded=excluded(members, m.byzantine))
                 if shown is not None:
                     shown.update(table, refresh=True)
                 elif not terminal.printed(facts | {"members": members}, as_json, indent=None):
@@ -311,7 +311,7 @@ def _title(observer: "Observer") -> str:
 
 
 def members_now(
-    title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), convicted: Collection[str] = ()
+    title: str, seen: Sequence["Seen"], hostile: Collection[str] = (), excluded: Collection[str] = ()
 ) -> Table:
     """One row a member; those known to be hostile are marked,
     since what they say of themselves means nothing."""
@@ -327,8 +327,8 @@ def members_now(
             state = "other file"
         if member.id in hostile:
             numbers, state, style = [""] * len(_COLUMNS), "hostile", "magenta"
-        elif member.id in convicted:
-            state, style = "convicted", "magenta"
+        elif member.id in excluded:
+            state, style = "excluded", "magenta"
         short = member.id if len(member.id) <= _LONGEST_ID else f"{member.id[: _LONGEST_ID - 1]}…"
         name = Text(short, style if member.id in hostile else "")
         table.add_row(name, *numbers, Text(state, style))
@@ -347,10 +347,10 @@ def _numbers(member: "Seen") -> list[str]:
 def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) -> None:
     """Check a proof that a member signed two different models of one round, without trusting whoever sent it.
 
-    Both signatures are verified with the key that members.toml names. A proof convicts a key, not an
-    intention: two machines that run with one key are convicted, too. Of an audit log (audit.jsonl) it is
-    checked that no line was changed or left out but at its end, and that the member it names signed it. Exit
-    status 0: proven; 1: not.
+    Both signatures are verified with the key that members.toml names. A proof excludes a key
+    and says nothing of an intention: two machines that run with one key are excluded, too. Of an audit log
+    (audit.jsonl) it is checked that no line was changed or left out but at its end, and that the member it
+    names signed it. Exit status 0: proven; 1: not.
 
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
 

@@ -228,8 +228,8 @@ def _check_pair(name: str, x: Any, y: Any) -> None:
         where: len(value) for where, value in (*trees.leaves(x, "examples"), *trees.leaves(y, "targets"))
     }
     if len(set(sizes.values())) > 1:
-        told = " and ".join(f"{size:,} {where}" for where, size in sizes.items())
-        raise DataError(f"{name} has {told}, which do not belong together")
+        counts = " and ".join(f"{size:,} {where}" for where, size in sizes.items())
+        raise DataError(f"{name} has {counts}, which do not belong together")
 
 
 def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "test")) -> None:
@@ -237,8 +237,8 @@ def _check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "
     and the same kind of numbers."""
     ours, theirs = (dict(trees.leaves(tree)) for tree in (a, b))
     if list(ours) != list(theirs):
-        told = (", ".join(part) or "one array" for part in (ours, theirs))
-        raise DataError("the {} {what} are {}, the {} {what} {}".format(*_mixed(names, told), what=what))
+        parts = (", ".join(part) or "one array" for part in (ours, theirs))
+        raise DataError("the {} {what} are {}, the {} {what} {}".format(*_mixed(names, parts), what=what))
     for where, one in ours.items():
         other = theirs[where]
         if one.shape[1:] != other.shape[1:]:
@@ -261,8 +261,8 @@ def _bytes(*arrays: NDArray[Any]) -> set[str]:
     return {"u"} if any(values.dtype == np.uint8 for values in arrays) else set()
 
 
-def _mixed(names: tuple[str, str], told: Iterator[str]) -> list[str]:
-    return [word for pair in zip(names, told, strict=True) for word in pair]
+def _mixed(names: tuple[str, str], texts: Iterator[str]) -> list[str]:
+    return [word for pair in zip(names, texts, strict=True) for word in pair]
 
 
 # --- examples of any kind, with a collate -------------------------------------------------------------------

@@ -64,9 +64,9 @@ class Imported:
 
     def to_toml(self) -> str:
         """A file that ``rpel sweep`` takes; the remarks stand in front of it."""
-        said = "".join(f"# {visible(line)}\n" for line in ["From a ByzFL configuration.", *self.remarks])
+        comments = "".join(f"# {visible(line)}\n" for line in ["From a ByzFL configuration.", *self.remarks])
         more = {key: value for key, value in (("grid", self.grid), ("cells", self.cells)) if value}
-        return said + tomli_w.dumps(self.base | more)
+        return comments + tomli_w.dumps(self.base | more)
 
 
 def read(path: str | Path) -> Imported:

@@ -165,11 +165,11 @@ def drawing(findings: Findings) -> Any:
         )
     first.axhline(0.5, color=plots.SOFT, linewidth=0.8)
     first.set(xlabel="round", ylabel="AUC of membership inference", ylim=(0.3, 1.02))
-    said = [
+    stated = [
         (t.round, e) for t, e in zip(findings.curves[EVERY], findings.stated, strict=True) if e is not None
     ]
-    if said:
-        second.plot(*zip(*said, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
+    if stated:
+        second.plot(*zip(*stated, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
     second.set(xlabel="round", ylabel=f"ε, at least ({findings.confidence:.1%} sure)", ylim=(0, None))
     for axes in (first, second):
         axes.legend(frameon=False, fontsize="small")

@@ -173,15 +173,15 @@ def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec], ma
     if panel.kind == "fraction":
         text = "5 simulations a point, bands: 95 %, dots: the exact median"
         return f"SMOKE (here as at full size): {text}" if scale is Scale.SMOKE else text
-    meant, made, seeds = specs[0], resized[0], len(parse_seeds(panel.seeds))
+    spec, made, seeds = specs[0], resized[0], len(parse_seeds(panel.seeds))
     shown = f"{made_seeds} of {seeds} seeds" if made_seeds < seeds else f"{made_seeds} seeds"
     if scale is Scale.SMOKE:
-        full = {"mnist": "all of MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST"}[meant.dataset]
+        full = {"mnist": "all of MNIST", "cifar10": "CIFAR-10", "femnist": "FEMNIST"}[spec.dataset]
         size = f"{made.rounds} rounds, {count(made_seeds, 'seed')}"
         return f"SMOKE: a sample of MNIST instead of {full}, a small network, {size}"
     if scale is Scale.SHORT:
-        return f"SHORT: {made.rounds} of {meant.rounds} rounds, {shown}"
-    return f"{meant.rounds} rounds, {shown}, bands from lowest to highest"
+        return f"SHORT: {made.rounds} of {spec.rounds} rounds, {shown}"
+    return f"{spec.rounds} rounds, {shown}, bands from lowest to highest"
 
 
 # --- what is to be made -------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ class Peer:
         ``outcome`` ("aggregated", "local_only" or "caught_up"; None if there is none), ``asked``,
         ``received`` and ``trim``.
         """
-        said = self._node.config.noise_multiplier, self._node.config.target_epsilon
-        if any(value is not None for value in said):
+        noise = self._node.config.noise_multiplier, self._node.config.target_epsilon
+        if any(value is not None for value in noise):
             raise ValueError(
                 "peer.toml asks for noise, which a training loop of your own has to add itself: leave it out "
                 "there (docs/privacy.md says how)"

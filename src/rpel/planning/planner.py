@@ -99,9 +99,9 @@ class Plan:
 
     def question(self) -> Question:
         """What this plan answers."""
-        meant = Fraction(self.max_fraction).limit_denominator(10**9)
+        fraction = Fraction(self.max_fraction).limit_denominator(10**9)
         return Question(
-            self.nodes, self.byzantine, self.rounds, self.confidence, meant, self.silent, self.no_shows,
+            self.nodes, self.byzantine, self.rounds, self.confidence, fraction, self.silent, self.no_shows,
             memory=self.memory, aggregations=self.aggregations,
         )  # fmt: skip
 
@@ -157,13 +157,15 @@ def plan(
     if method != "exact" and (memory > 1 or aggregations is not None):
         raise ValueError(f"method {method!r} counts one aggregation a node and round: the nearest is 'exact'")
     # The fraction that was meant: .1 is 1/10, and 1/3 in floating point is a third.
-    meant = Fraction(max_fraction).limit_denominator(10**9) if math.isfinite(max_fraction) else Fraction(-1)
+    fraction = (
+        Fraction(max_fraction).limit_denominator(10**9) if math.isfinite(max_fraction) else Fraction(-1)
+    )
     case = Question(
         nodes,
         byzantine,
         rounds,
         confidence,
-        meant,
+        fraction,
         silent,
         no_shows,
         memory=memory,
@@ -203,8 +205,10 @@ def comfortable(
         silent=silent, no_shows=no_shows, memory=memory, aggregations=aggregations,
     )  # fmt: skip
     case = least.question()
-    meant = case.max_fraction
-    wider = replace(case, margin=3).smallest_pull() if meant > COMFORT and max_fraction is not None else None
+    fraction = case.max_fraction
+    wider = (
+        replace(case, margin=3).smallest_pull() if fraction > COMFORT and max_fraction is not None else None
+    )
     pull = wider or case.comfortable_pull() or least.pull
     return _answer(case, pull, case.b_hat(pull), "exact", Line())
 

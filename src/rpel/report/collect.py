@@ -147,8 +147,8 @@ def _read(path: Path, name: str) -> Run | Unfinished | Broken:
 
 
 def _reason(error: BaseException, path: Path, name: str) -> str:
-    told = isinstance(error, OSError | ValueError)
-    return (str(error) if told else f"its files do not hold what a run writes: {error!r}").replace(
+    readable = isinstance(error, OSError | ValueError)
+    return (str(error) if readable else f"its files do not hold what a run writes: {error!r}").replace(
         str(path), name
     )
 

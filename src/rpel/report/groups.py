@@ -58,13 +58,13 @@ class Chart:
     def common(self) -> str:
         """What all groups share: the main fields, and others where they are not as usual."""
         specs = [group.spec for group in self.groups]
-        said = []
+        words = []
         for key in _others():
             value = getattr(specs[0], key)
             alike = all(getattr(spec, key) == value for spec in specs)
             if alike and (key in _ALWAYS_SAID or value != Spec.model_fields[key].default):
-                said.append(f"{key} {value_text(value)}")
-        return ", ".join(said)
+                words.append(f"{key} {value_text(value)}")
+        return ", ".join(words)
 
 
 def stamps(groups: Sequence[RunSet]) -> list[str]:
@@ -109,15 +109,17 @@ def chart_groups(groups: Sequence[RunSet]) -> list[Chart]:
             key = _chart_key(group.runs[0])
             for panel in [k for k in own if (k[:3], k[4]) == (key[:3], key[4])] or [key]:
                 own.setdefault(panel, []).append(group)
-    return [_titled(key, said, part) for key, group in sorted(own.items()) for said, part in _parts(group)]
+    return [_titled(key, words, part) for key, group in sorted(own.items()) for words, part in _parts(group)]
 
 
-def _parts(alike: list[RunSet], said: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[RunSet]]]:
+def _parts(
+    alike: list[RunSet], words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], list[RunSet]]]:
     """A chart with too many curves to tell apart in parts, by the field that makes the fewest;
-    ``said`` names them."""
+    ``words`` names them."""
     few = _telling(alike, _others(), _MOST_PARTS) or _telling(alike, ["rule", "attack"], 2 * _CROWD)
     if not few:
-        yield said, alike
+        yield words, alike
         return
     key = min(few)[1]
     parts: dict[tuple[float, str], list[RunSet]] = defaultdict(list)
@@ -125,7 +127,7 @@ def _parts(alike: list[RunSet], said: tuple[str, ...] = ()) -> Iterator[tuple[tu
         value = getattr(group.spec, key)
         parts[value if isinstance(value, int | float) else 0, value_text(value)].append(group)
     for (_, text), part in sorted(parts.items(), key=lambda item: item[0]):
-        yield from _parts(part, (*said, f"{key} {text}"))
+        yield from _parts(part, (*words, f"{key} {text}"))
 
 
 def _telling(alike: list[RunSet], keys: Sequence[str], most: int) -> list[tuple[int, str]]:
@@ -138,14 +140,14 @@ def _telling(alike: list[RunSet], keys: Sequence[str], most: int) -> list[tuple[
     return [(count, key) for count, key in counts if 2 <= count <= most]
 
 
-def _titled(key: tuple[Any, ...], said: tuple[str, ...], alike: list[RunSet]) -> Chart:
+def _titled(key: tuple[Any, ...], parts: tuple[str, ...], alike: list[RunSet]) -> Chart:
     dataset, nodes, byzantine, pull, measure = key
-    said = said if measure == "accuracy" else (measure, *said)
-    title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *said])
+    parts = parts if measure == "accuracy" else (measure, *parts)
+    title = ", ".join([f"{dataset}: n = {nodes:,}, b = {byzantine:,}, s = {pull:,}", *parts])
     labels = _labels([group.spec for group in alike])
     named = tuple(RunSet(group.runs, label) for group, label in zip(alike, labels, strict=True))
     slug = "-".join(
-        [f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in said)]
+        [f"{dataset}-n{nodes}-b{byzantine}-s{pull}", *(re.sub(r"[^\w.]+", "", words) for words in parts)]
     )
     return Chart(title, slug, named)
 

@@ -139,13 +139,13 @@ _MEANS = {
 
 def _stamps(groups: Sequence[RunSet]) -> list[dict[str, str]]:
     """A word and a sentence for each scale that is not the paper's."""
-    said = []
+    stamps = []
     for word, meaning in _MEANS.items():
         alike = sum(group.stamp == word for group in groups)
         who = "All settings here" if alike == len(groups) else f"{alike} of {len(groups)} settings here"
         if alike:
-            said.append({"word": word, "sentence": f"{who} {meaning}."})
-    return said
+            stamps.append({"word": word, "sentence": f"{who} {meaning}."})
+    return stamps
 
 
 def _versions(groups: Sequence[RunSet]) -> str:
@@ -332,6 +332,6 @@ def _through_host(run: Run) -> list[str]:
     how much."""
     counted = run.certificate.get("backend", {}).get("through_host", {})
     return [
-        f"{who}: {count(found['calls'], 'call')}, {human_bytes(found['bytes'])} through the host"
-        for who, found in counted.items()
+        f"{who}: {count(crossed['calls'], 'call')}, {human_bytes(crossed['bytes'])} through the host"
+        for who, crossed in counted.items()
     ]

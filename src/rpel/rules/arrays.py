@@ -74,12 +74,14 @@ def writable(out: Array | None) -> Array | None:
     return out.detach().numpy() if is_tensor(out) else out
 
 
-def delivered(result: Array, out: Array | None, place: Array | None, back: Callable[[Array], Array]) -> Array:
-    """A result that was computed into ``place``, or not, as the caller wants it: in ``out``,
+def delivered(
+    result: Array, out: Array | None, buffer: Array | None, back: Callable[[Array], Array]
+) -> Array:
+    """A result that was computed into ``buffer``, or not, as the caller wants it: in ``out``,
     or as a new array."""
     if out is None:
         return back(result)
-    if place is None:
+    if buffer is None:
         out[...] = back(result)
     return out
 

@@ -317,8 +317,8 @@ class Rule(Stage, ABC):
             weights=weights,
             hostile=hostile,
         )
-        place = out if given else writable(out)
-        return delivered(rule.compute(group, place), out, place, back)
+        buffer = out if given else writable(out)
+        return delivered(rule.compute(group, buffer), out, buffer, back)
 
     def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(h,) True where the rule cannot aggregate: too few present (h, m), too many of them not finite, or
@@ -350,14 +350,14 @@ class Rule(Stage, ABC):
             _scatter(self, group, result)
         return result
 
-    def _here(self, found: Array, group: Group, out: Array | None = None) -> Array:
+    def _here(self, result: Array, group: Group, out: Array | None = None) -> Array:
         """What :meth:`run` gave; what is no tensor where the table is one has come through the host."""
-        if not is_tensor(group.table) or is_tensor(found):
-            return found
-        group.kernels.crossed(f"rule {self.name}", int(found.nbytes))
+        if not is_tensor(group.table) or is_tensor(result):
+            return result
+        group.kernels.crossed(f"rule {self.name}", int(result.nbytes))
         if out is None:
-            return group.kernels.array(found).to(group.table.dtype)
-        out[:] = group.kernels.array(found)
+            return group.kernels.array(result).to(group.table.dtype)
+        out[:] = group.kernels.array(result)
         return out
 
     def _groups(self, asked: Group) -> Iterator[Group]:

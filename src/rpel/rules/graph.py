@@ -111,10 +111,10 @@ class GossipRule(Rule):
         )
         near = Neighbourhood(distance, weight_, hostile, b_w)
         cut = np.where(self.always_cuts | (b_w > TOLERANCE), self.cut(near), near.weight)
-        kept = np.zeros_like(weight)
-        np.put_along_axis(kept, order, self.rho * cut, axis=1)
-        kept[:, 0] = 1 - kept[:, 1:].sum(axis=1)
-        return kept
+        coefficients = np.zeros_like(weight)
+        np.put_along_axis(coefficients, order, self.rho * cut, axis=1)
+        coefficients[:, 0] = 1 - coefficients[:, 1:].sum(axis=1)
+        return coefficients
 
     def _hostile_weight(self, weight: Floats, hostile: NDArray[np.bool_]) -> Floats:
         """(h, 1) b_w: the true one for the oracle, else the given one,
@@ -274,9 +274,9 @@ class OutlierScissor(GossipRule):
             droppable[rows[drop], far[drop]] = False
             count, spare = count - drop, spare - np.where(drop, weight[rows, far], 0.0)
             droppable &= drop[:, None]  # whoever could not drop its farthest is done
-        kept = self.rho * left / left.sum(axis=1, keepdims=True)
-        kept[:, 0] += 1 - self.rho
-        return np.asarray(kept)
+        weights = self.rho * left / left.sum(axis=1, keepdims=True)
+        weights[:, 0] += 1 - self.rho
+        return np.asarray(weights)
 
 
 def _from_mean(squared: Floats, weight: Floats, droppable: NDArray[np.bool_]) -> Floats:
@@ -307,10 +307,10 @@ class Balance(Rule):
     def run(self, group: Group, out: Array | None = None) -> Array:
         at = group.context
         within = self.gamma * np.exp(-self.decay * (at.round & 0xFFFFFFFF) / at.rounds)
-        kept = np.sqrt(group.to(0)) <= within * group.norms()[:, :1]
-        kept[:, 0] = False
-        count = kept.sum(axis=1, keepdims=True)
-        weights = (1 - self.alpha) * kept / np.maximum(count, 1)
+        near = np.sqrt(group.to(0)) <= within * group.norms()[:, :1]
+        near[:, 0] = False
+        count = near.sum(axis=1, keepdims=True)
+        weights = (1 - self.alpha) * near / np.maximum(count, 1)
         weights[:, 0] = np.where(count[:, 0] > 0, self.alpha, 1.0)
         return group.combine(weights, out)
 

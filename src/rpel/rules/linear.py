@@ -223,9 +223,9 @@ class Aksel(Rule):
     """The mean of the m − f vectors nearest to their coordinate-wise median."""
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        place = empty_like(group.table, len(group.index)) if out is None else out
-        near = _nearest_to_median(group, group.m - group.f, place)
-        return group.combine(_chosen(group, near), place)
+        buffer = empty_like(group.table, len(group.index)) if out is None else out
+        near = _nearest_to_median(group, group.m - group.f, buffer)
+        return group.combine(_chosen(group, near), buffer)
 
 
 def aksel(f: int) -> Rule:
@@ -246,7 +246,7 @@ class DivideAndConquer(Rule):
     coordinates: int = 1000
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        place = empty_like(group.table, len(group.index)) if out is None else out
+        buffer = empty_like(group.table, len(group.index)) if out is None else out
         d = int(group.table.shape[1])
         kept = np.ones(group.index.shape, dtype=bool)
         # on all coordinates one pass is as good as three
@@ -256,21 +256,21 @@ class DivideAndConquer(Rule):
         least = group.m - 2 * group.f
         few = kept.sum(axis=1) < least
         if few.any():
-            weights[few] = _chosen(group, _nearest_to_median(group, least, place))[few]
-        return group.combine(weights, place)
+            weights[few] = _chosen(group, _nearest_to_median(group, least, buffer))[few]
+        return group.combine(weights, buffer)
 
     def _farthest(self, group: Group, k: int, d: int) -> Integers:
         """(h, f) columns of the f largest ⟨x_j − μ, v⟩²,
         v the top right singular vector of the centred vectors."""
-        q, found = min(d, self.coordinates), []
+        q, farthest = min(d, self.coordinates), []
         step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
         for start in range(0, len(group.index), step):
             piece = slice(start, start + step)
             along = group.kernels.top_direction(
                 group.table, group.index[piece], self._columns(group, piece, k, d)
             )
-            found.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
-        return np.concatenate(found)
+            farthest.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
+        return np.concatenate(farthest)
 
     def _columns(self, group: Group, piece: slice, k: int, d: int) -> Integers | None:
         """(victims, q) the coordinates of pass k; None: all."""
@@ -296,9 +296,9 @@ def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
     return DivideAndConquer("dnc", passes, coordinates, f=f, draws=True)
 
 
-def _nearest_to_median(group: Group, k: int, place: Array) -> Integers:
-    """(h, k) the columns nearest to the coordinate-wise median, which is written to ``place`` (h, d)."""
-    return _first(group.to_origin(group.coordinatewise("median", 0, out=place)), k)
+def _nearest_to_median(group: Group, k: int, buffer: Array) -> Integers:
+    """(h, k) the columns nearest to the coordinate-wise median, which is written to ``buffer`` (h, d)."""
+    return _first(group.to_origin(group.coordinatewise("median", 0, out=buffer)), k)
 
 
 # --- step by step -------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
     object: a Rule or a PreAggregation (which is returned, for another f if one is given), or a callable. Of a
     callable the call form decides: one to which the keywords given leave nothing open makes a rule; one that
     lacks its first parameter, and no other, is a function of the vectors, ``f(x (m, d), f=…) -> (d,)``. To
-    leave nothing to decide, hand over a :class:`FunctionRule`.
+    leave nothing to decide, pass a :class:`FunctionRule`.
 
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True
@@ -182,20 +182,20 @@ def _part(part: str | Stage | Callable[..., Any], given: Mapping[str, Any]) -> P
     return _user_part(part.name if isinstance(part, Stage) else plugins.place_of(part), part, given)
 
 
-def _user_part(name: str, found: Any, given: Mapping[str, Any]) -> Part:
+def _user_part(name: str, given_rule: Any, given: Mapping[str, Any]) -> Part:
     """Something user-supplied, by what it is or how it can be called; see :func:`rule`."""
-    if isinstance(found, Stage):
-        return Part(name, lambda f=None: found if f is None else found.with_f(f), frozenset({"f"}))
-    if not callable(found):
-        raise ValueError(f"rule {name!r} is neither a Rule nor a function but {type(found).__name__}")
-    if isinstance(found, type) and issubclass(found, Stage):
-        found = partial(found, name)  # a class of rules; what it takes beside its name are keywords
-    takes = list(signature(found).parameters.values())
+    if isinstance(given_rule, Stage):
+        return Part(name, lambda f=None: given_rule if f is None else given_rule.with_f(f), frozenset({"f"}))
+    if not callable(given_rule):
+        raise ValueError(f"rule {name!r} is neither a Rule nor a function but {type(given_rule).__name__}")
+    if isinstance(given_rule, type) and issubclass(given_rule, Stage):
+        given_rule = partial(given_rule, name)  # a class of rules; what it takes beside its name are keywords
+    takes = list(signature(given_rule).parameters.values())
     fixed = [p for p in takes if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     keywords = frozenset(p.name for p in fixed)
     open_ = [p for p in fixed if p.default is Parameter.empty and p.name not in given]
-    if not open_ or isinstance(found, type | partial):
-        return Part(name, found, keywords)
+    if not open_ or isinstance(given_rule, type | partial):
+        return Part(name, given_rule, keywords)
     first = open_[0]
     if first is not takes[0] or first.kind is Parameter.KEYWORD_ONLY:
         raise ValueError(f"rule {name} needs its parameter {first.name!r}")
@@ -204,7 +204,7 @@ def _user_part(name: str, found: Any, given: Mapping[str, Any]) -> Part:
         raise ValueError(f"rule {name} needs more than the vectors {first.name!r}: give {rest}")
 
     def make(f: int | None = None, **more: Any) -> Rule:
-        return FunctionRule(name, found, more, f=f)
+        return FunctionRule(name, given_rule, more, f=f)
 
     return Part(name, make, keywords - {first.name}, spare=frozenset({"f"}))
 

@@ -106,9 +106,9 @@ class Certificate(dict[str, Any]):
     @property
     def privacy(self) -> dict[str, float] | None:
         """ε, its median over nodes, δ and the noise; None where nothing was noisy."""
-        said = self.get("privacy")
+        spent = self.get("privacy")
         keys = ("epsilon", "epsilon_median", "delta", "noise_multiplier")
-        return None if said is None else {key: float(said[key]) for key in keys}
+        return None if spent is None else {key: float(spent[key]) for key in keys}
 
     def check(self) -> None:
         """An error where something is missing or of another kind than a run writes."""

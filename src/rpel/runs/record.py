@@ -58,8 +58,8 @@ _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 def _spent(runs: "Sequence[Run]") -> dict[str, Any]:
     """What certificates say of privacy, of the run that spent most; nothing where none says anything."""
-    said = [run.certificate["privacy"] for run in runs if run.certificate.get("privacy") is not None]
-    return {"privacy": max(said, key=lambda one: one["epsilon"])} if said else {}
+    statements = [run.certificate["privacy"] for run in runs if run.certificate.get("privacy") is not None]
+    return {"privacy": max(statements, key=lambda one: one["epsilon"])} if statements else {}
 
 
 class Finished:

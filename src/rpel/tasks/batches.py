@@ -180,15 +180,15 @@ class Examples:
         if self.dataset.mean is None:
             if patched is None:
                 return trees.mapped(lambda x: _tensor(x[rows], dtype), self.dataset.train_x)
-            found = _tensor(self.dataset.train_x[flat], dtype)
+            examples = _tensor(self.dataset.train_x[flat], dtype)
         elif coins is None:
-            found = self._numbers(self.dataset.train_x, flat, dtype)
+            examples = self._numbers(self.dataset.train_x, flat, dtype)
         else:
             varied = crop_flip(self.dataset.train_x[flat], coins.reshape(-1, 3))
-            found = self._numbers(varied, np.arange(len(flat)), dtype)
+            examples = self._numbers(varied, np.arange(len(flat)), dtype)
         if patched is not None:
-            self.patch(found, patched.ravel())
-        return found.view(*rows.shape, *found.shape[1:])
+            self.patch(examples, patched.ravel())
+        return examples.view(*rows.shape, *examples.shape[1:])
 
     def coins(self, ids: Integers, t: int, k: int) -> NDArray[np.float64] | None:
         """Numbers (h, B, 3) that vary the images of a step; None where images are taken as they are."""
@@ -280,8 +280,8 @@ class Examples:
 
 def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
     """As a tensor; floats in the models' precision, everything else as it is."""
-    found = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    return found.to(dtype) if found.is_floating_point() else found
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _by_node(shards: Sequence[Integers] | Mapping[int, Integers]) -> dict[int, Integers]:

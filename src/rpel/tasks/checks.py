@@ -56,13 +56,13 @@ def described(tree: Any) -> str:
     >>> described(torch.zeros(2, 7)), described({"ids": torch.zeros(2, 3, dtype=torch.int64)})
     ('examples of the shape (7,) and float32', "examples of ['ids'] (3,) int64")
     """
-    found = [
+    leaves = [
         (name, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."))
         for name, value in _tensors(tree)
     ]
-    if len(found) == 1 and not found[0][0]:
-        return f"examples of the shape {found[0][1]} and {found[0][2]}"
-    return "examples of " + ", ".join(f"{name} {shape} {kind}" for name, shape, kind in found)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return f"examples of the shape {leaves[0][1]} and {leaves[0][2]}"
+    return "examples of " + ", ".join(f"{name} {shape} {kind}" for name, shape, kind in leaves)
 
 
 def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
@@ -220,8 +220,8 @@ def bfloat16_gain() -> float | None:
     Tried in a process of its own: some virtual machines announce a unit (AMX) that they do not let a program
     use, and whoever uses it is ended.
     """
-    found = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    return float(found.stdout) if found.returncode == 0 else None
+    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    return float(probe.stdout) if probe.returncode == 0 else None
 
 
 def check_bfloat16() -> None:

@@ -228,8 +228,8 @@ class Classification:
 
         The accuracy is NaN where targets are no classes.
         """
-        found = self.measure(x, local, subset)
-        return found["accuracy"], found["loss"]
+        scores = self.measure(x, local, subset)
+        return scores["accuracy"], scores["loss"]
 
     def measure(
         self, x: Floats, local: Floats, subset: Integers | None = None
@@ -238,9 +238,9 @@ class Classification:
         on the test examples `subset` (all if left out)."""
         self._check(x, local, len(x))
         rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
-        found = self._scored(x, local, rows, self.examples.tested)
+        scores = self._scored(x, local, rows, self.examples.tested)
         return dict(
-            zip(("accuracy", "loss", *(f"metric.{name}" for name in self.metrics)), found, strict=True)
+            zip(("accuracy", "loss", *(f"metric.{name}" for name in self.metrics)), scores, strict=True)
         )
 
     @property
@@ -259,11 +259,11 @@ class Classification:
         {} without."""
         if self.tests is None:
             return {}
-        found = np.array(
+        scores = np.array(
             [self._on_own(x[i : i + 1], local[i : i + 1], node) for i, node in enumerate(ids.tolist())]
         )
-        named = {"metric.own_accuracy": found[:, 0], "metric.own_loss": found[:, 1]}
-        return named if self.engine.accuracy else {"metric.own_loss": found[:, 1]}
+        named = {"metric.own_accuracy": scores[:, 0], "metric.own_loss": scores[:, 1]}
+        return named if self.engine.accuracy else {"metric.own_loss": scores[:, 1]}
 
     def _on_own(self, x: Floats, local: Floats, node: int) -> tuple[float, float]:
         assert self.tests is not None
@@ -302,16 +302,18 @@ class Classification:
         parts = len(blocks) if len(groups) < _MANY else 1
         sums = np.zeros((2 + len(self.metrics), len(x), parts))
         x_, local_ = tensor(x), tensor(local)
-        kept = [tested(block, x_.dtype) for block in blocks] if self._values() * len(rows) <= _KEPT else None
+        loaded = (
+            [tested(block, x_.dtype) for block in blocks] if self._values() * len(rows) <= _KEPT else None
+        )
 
         def inputs(part: int) -> tuple[Any, Any]:
-            return tested(blocks[part], x_.dtype) if kept is None else kept[part]
+            return tested(blocks[part], x_.dtype) if loaded is None else loaded[part]
 
         def work(unit: int) -> None:
             some, part = groups[unit // parts], unit % parts
             these = (part,) if parts > 1 else range(len(blocks))
-            found = [self.engine.score(x_[some], local_[some], *inputs(one)) for one in these]
-            for column, each in zip(sums, zip(*found, strict=True), strict=True):
+            scores = [self.engine.score(x_[some], local_[some], *inputs(one)) for one in these]
+            for column, each in zip(sums, zip(*scores, strict=True), strict=True):
                 column[some, part] = np.ascontiguousarray(np.stack(each, axis=1)).sum(axis=1)
 
         share(work, len(groups) * parts, self.engine.serial)

@@ -150,7 +150,7 @@ class Engine(ABC):
         self.loss, self.metrics, self.own = loss, tuple(metrics), Own()
 
     def together(self, batch: int | None = None) -> int:
-        """How many nodes to hand over at once: with batches of that size of their own,
+        """How many nodes to pass at once: with batches of that size of their own,
         or with common inputs."""
         return 1  # nodes share nothing
 
@@ -185,9 +185,9 @@ class Engine(ABC):
             out[i].zero_()
             for part in parts(np.asarray(present)[i], x.shape[1]):
                 alone, targets = (self.one_by_one(tree, i, part) for tree in (inputs, labels))
-                each, kept = x.new_empty((len(part), x.shape[1])), local[i].repeat(len(part), 1)
+                each, states = x.new_empty((len(part), x.shape[1])), local[i].repeat(len(part), 1)
                 at = x[i].expand(len(part), -1)
-                self.gradient(at, kept, alone, targets, seeds[i, part].tolist(), each, train=True)
+                self.gradient(at, states, alone, targets, seeds[i, part].tolist(), each, train=True)
                 add_shortened(each, norm, out[i], self.wide)
 
     def one_by_one(self, tree: Any, i: int, part: Integers) -> Any:
@@ -216,14 +216,14 @@ class Engine(ABC):
     def sums(self, x: Tensor, local: Tensor, inputs: Any, labels: Any) -> list[Tensor]:
         """:meth:`score`, where the models are."""
         outputs, count = self.outputs(x, local, inputs), len(trees.first(labels))
-        found = [self._right(outputs, labels), self._lost(outputs, labels) * count]
+        sums = [self._right(outputs, labels), self._lost(outputs, labels) * count]
         for metric in self.metrics:
             each = [
                 torch.as_tensor(metric.function(one, labels), dtype=self.wide, device=x.device)
                 for one in outputs
             ]
-            found.append(torch.stack(each).detach() * count)
-        return found
+            sums.append(torch.stack(each).detach() * count)
+        return sums
 
     def _right(self, outputs: Any, labels: Any) -> Tensor:
         if not self.accuracy:
@@ -235,8 +235,8 @@ class Engine(ABC):
 
     def _lost(self, outputs: Any, labels: Any) -> Tensor:
         if self.loss is F.cross_entropy and self.accuracy and labels.dim() == 1:
-            found = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
-            return -found.mean(dim=(1, 2), dtype=self.wide)
+            chosen = F.log_softmax(outputs, dim=2).gather(2, labels.expand(len(outputs), -1)[..., None])
+            return -chosen.mean(dim=(1, 2), dtype=self.wide)
         return torch.stack([self.loss(one, labels).detach() for one in outputs])
 
 

@@ -35,7 +35,7 @@ _SCRATCH = 1 << 20  # bytes of models or inputs worth having in the cache at onc
 
 
 class _Masked(nn.Module):
-    """Dropout whose masks are handed over: those of all layers, in the order of their calls."""
+    """Dropout whose masks are passed in: those of all layers, in the order of their calls."""
 
     def __init__(self, masks: list[Tensor]) -> None:
         super().__init__()

@@ -139,41 +139,41 @@ def evidence(proof: Proof, membership: Membership) -> dict[str, Any]:
     }
 
 
-def verified(found: Mapping[str, Any], membership: Membership, path: str) -> Proof:
+def verified(claim: Mapping[str, Any], membership: Membership, path: str) -> Proof:
     """The proof that a JSON object holds against a member; ValueError, in one sentence about ``path``,
     if none.
 
     Nothing of it is trusted: the certificate must be that of a member, and both signatures those of its key
     over the facts of this membership.
     """
-    if any(key not in found for key in _KEYS):
+    if any(key not in claim for key in _KEYS):
         raise ValueError(f"{path} is not evidence: a JSON object with {', '.join(_KEYS)}")
-    if found["format"] != FORMAT:
-        raise ValueError(f"{path} has the format {found['format']!r}: {FORMAT!r} is known")
-    if found["facts"] != facts(membership):
+    if claim["format"] != FORMAT:
+        raise ValueError(f"{path} has the format {claim['format']!r}: {FORMAT!r} is known")
+    if claim["facts"] != facts(membership):
         raise ValueError(f"{path} is about another network than the members' file: their facts differ")
-    number = membership.by_fingerprint(str(found["fingerprint"]))
+    number = membership.by_fingerprint(str(claim["fingerprint"]))
     if number is None:
         raise ValueError(
-            f"{path} names the key {found['fingerprint']!r}, which is no member's: use the file of that time"
+            f"{path} names the key {claim['fingerprint']!r}, which is no member's: use the file of that time"
         )
     member = membership.members[number]
     try:
         same = (
-            read_certificate(found["certificate"]).fingerprint == member.fingerprint
-            and found["member"] == member.id
+            read_certificate(claim["certificate"]).fingerprint == member.fingerprint
+            and claim["member"] == member.id
         )
-        digests = [bytes.fromhex(text) for text in found["digests"]]
-        signatures = [base64.b64decode(text, validate=True) for text in found["signatures"]]
+        digests = [bytes.fromhex(text) for text in claim["digests"]]
+        signatures = [base64.b64decode(text, validate=True) for text in claim["signatures"]]
         first, second = (Signed(*pair) for pair in zip(digests, signatures, strict=True))
-        round = operator.index(found["round"])
+        round = operator.index(claim["round"])
     except (TypeError, ValueError, AttributeError, binascii.Error):
         raise ValueError(
             f"{path} is not evidence: its certificate, digests or signatures are damaged"
         ) from None
     if not same:
         raise ValueError(
-            f"{path} names {found['member']!r}, but its certificate is not the one of {member.id!r}"
+            f"{path} names {claim['member']!r}, but its certificate is not the one of {member.id!r}"
         )
     if first.digest == second.digest or {len(first.digest), len(second.digest)} != {32} or round < 1:
         raise ValueError(f"{path} proves nothing: it takes two different hashes of one round")
@@ -243,14 +243,14 @@ class Witness:
         if it had signed another for that round."""
         pin = roster.pins[member]
         own = self._seen.setdefault(round, {})
-        told = own.get(pin) or self._told.get(round, {}).get(pin)
+        earlier = own.get(pin) or self._told.get(round, {}).get(pin)
         own[pin] = signed
         self._forget(round)
-        if told is None or told.digest == signed.digest or pin in self._proofs:
+        if earlier is None or earlier.digest == signed.digest or pin in self._proofs:
             return None
         return (
-            self._exclude(Proof(member, pin, round, told, signed))
-            if _valid(roster, member, round, told)
+            self._exclude(Proof(member, pin, round, earlier, signed))
+            if _valid(roster, member, round, earlier)
             else None
         )
 
@@ -266,16 +266,16 @@ class Witness:
         ]
         return {"seen": entries} | ({"proofs": proofs[:_MOST_PROOFS]} if proofs else {})
 
-    def hear(self, roster: Roster, round: int, told: Mapping[str, Any]) -> list[Proof]:
+    def hear(self, roster: Roster, round: int, message: Mapping[str, Any]) -> list[Proof]:
         """What another peer tells of a round; new proofs.
         Verified is only what differs from what is known."""
         new: list[Proof] = []
-        for member, signed in _entries(told.get("seen"), len(roster.pins), roster.most):
+        for member, signed in _entries(message.get("seen"), len(roster.pins), roster.most):
             if member == roster.me:
                 self._shown(roster, round, signed)
             elif (proof := self._compared(roster, member, round, signed)) is not None:
                 new.append(proof)
-        for proof in _proofs(told.get("proofs"), roster.pins):
+        for proof in _proofs(message.get("proofs"), roster.pins):
             valid = (_valid(roster, proof.member, proof.round, one) for one in (proof.first, proof.second))
             if proof.fingerprint in self._proofs or not all(valid):
                 continue
@@ -291,9 +291,9 @@ class Witness:
 
     def _compared(self, roster: Roster, member: int, round: int, signed: Signed) -> Proof | None:
         pin = roster.pins[member]
-        told = self._told.setdefault(round, {})
+        heard = self._told.setdefault(round, {})
         seen = self._seen.get(round, {}).get(pin)
-        known = seen or told.setdefault(pin, signed)
+        known = seen or heard.setdefault(pin, signed)
         alike = known.digest == signed.digest
         if (
             known == signed
@@ -304,7 +304,7 @@ class Witness:
             return None
         # somebody told us nonsense before, perhaps with the right hash
         if not _valid(roster, member, round, known):
-            told[pin] = signed
+            heard[pin] = signed
             return None
         return None if alike else self._exclude(Proof(member, pin, round, known, signed))
 
@@ -337,21 +337,21 @@ def _unpacked(digest: Any, signature: Any) -> Signed:
     return Signed(base64.b64decode(digest, validate=True), base64.b64decode(signature, validate=True))
 
 
-def _entries(told: Any, members: int, most: int) -> Iterable[tuple[int, Signed]]:
+def _entries(entries: Any, members: int, most: int) -> Iterable[tuple[int, Signed]]:
     """The first entries of a reply that are what they should be, at most one for each member."""
-    found: dict[int, Signed] = {}
-    for entry in told[:most] if isinstance(told, list) else []:
+    signed: dict[int, Signed] = {}
+    for entry in entries[:most] if isinstance(entries, list) else []:
         try:
             member, digest, signature = entry
             if type(member) is int and 0 <= member < members:
-                found.setdefault(member, _unpacked(digest, signature))
+                signed.setdefault(member, _unpacked(digest, signature))
         except (TypeError, ValueError):
             continue
-    return found.items()
+    return signed.items()
 
 
-def _proofs(told: Any, pins: tuple[str, ...]) -> Iterable[Proof]:
-    for entry in told[:_MOST_PROOFS] if isinstance(told, list) else []:
+def _proofs(entries: Any, pins: tuple[str, ...]) -> Iterable[Proof]:
+    for entry in entries[:_MOST_PROOFS] if isinstance(entries, list) else []:
         try:
             member, round, *parts = entry
             first, second = _unpacked(*parts[:2]), _unpacked(*parts[2:])

@@ -323,11 +323,11 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         yield Publish(t, served=True)
     yield Publish(memory.last_round, served=False)
     began = clock.position()
-    told = yield from _agree(clock, terms)
-    if told is None:
+    clocks = yield from _agree(clock, terms)
+    if clocks is None:
         return
     sat_out = _sat_out(clock)
-    if 0 < told <= 2 * terms.byzantine:
+    if 0 < clocks <= 2 * terms.byzantine:
         sat_out = max(sat_out, began + clock.period)
     state = _restored(memory, initial)
     if memory.record is not None and memory.record.round > state.round:
@@ -421,13 +421,13 @@ def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None
             break
         else:
             yield Sleep(clock.position() + min(1.0, clock.period / 10))
-    told = [clock.position() + offset for offset in offsets]
+    positions = [clock.position() + offset for offset in offsets]
     clock.adopt(offsets, terms.byzantine)
-    _check_over(clock, terms, told)
+    _check_over(clock, terms, positions)
     return len(offsets)
 
 
-def _check_over(clock: RoundClock, terms: Terms, told: Sequence[float]) -> None:
+def _check_over(clock: RoundClock, terms: Terms, clocks: Sequence[float]) -> None:
     """ClockError where this peer's clock is past the last round and no b + 1 others' are,
     though some are not.
 
@@ -435,11 +435,12 @@ def _check_over(clock: RoundClock, terms: Terms, told: Sequence[float]) -> None:
     believing them would end this peer for good.
     """
     end = clock.end(terms.rounds)
-    over = sum(position >= end for position in told)
-    if clock.position() >= end and over <= terms.byzantine and over < len(told):
+    over = sum(position >= end for position in clocks)
+    if clock.position() >= end and over <= terms.byzantine and over < len(clocks):
         raise ClockError(
-            f"this machine's clock says that round {terms.rounds}, the last, is over, and {len(told) - over} "
-            f"of {len(told)} members that told theirs say that it is not: set it and start again"
+            f"this machine's clock says that round {terms.rounds}, the last, is over, and "
+            f"{len(clocks) - over} of {len(clocks)} members that told theirs say that it is not: set it and "
+            "start again"
         )
 
 
@@ -453,11 +454,11 @@ def _sat_out(clock: RoundClock) -> float:
 
 
 def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
-    kept = memory.checkpoint
-    if kept is None or not finite_rows(kept.x[None])[0]:
+    saved = memory.checkpoint
+    if saved is None or not finite_rows(saved.x[None])[0]:
         return State(initial(), last=memory.last_round)
-    last = max(memory.last_round, kept.round)
-    return State(kept.x, kept.round, last, kept.degraded, kept.fresh, kept.behind, kept.v, kept.window)
+    last = max(memory.last_round, saved.round)
+    return State(saved.x, saved.round, last, saved.degraded, saved.fresh, saved.behind, saved.v, saved.window)
 
 
 def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, State]:
@@ -567,7 +568,7 @@ def _drawn(t: int, window: tuple[Remembered, ...], terms: Terms, sampler: Sample
         return sampler(t, terms.me, terms.nodes, terms.window)
     known = {member for one in window for member in one.asked}
     left = [member for member in range(terms.nodes) if member not in known]
-    return tuple(left[place] for place in sampler(t, left.index(terms.me), len(left), terms.pull))
+    return tuple(left[i] for i in sampler(t, left.index(terms.me), len(left), terms.pull))
 
 
 @dataclass(frozen=True)
@@ -595,7 +596,7 @@ def _answers(
     )
     old = sum(len(one.rows) - 1 for one in window)
     pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline, terms.max_age, room=old)
-    came = _Result(
+    ended = _Result(
         Outcome.LOCAL_ONLY,
         results=dict(zip(record.asked, pulled.results, strict=True)),
         offset=clock.slew([*pulled.offsets, *(off for one in window for off in one.offsets)], b_hat),
@@ -603,7 +604,7 @@ def _answers(
     )
     received = old + sum(result is PullResult.OK for result in pulled.results)
     if not trusted and received < 2 * b_hat:
-        return came
+        return ended
     without_own = received > 2 * b_hat and (state.behind or not trusted)
     if record.half is None:
         pulled.table[0] = state.x
@@ -612,15 +613,15 @@ def _answers(
     rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
     rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
     z, done = aggregate(pulled.table[:1], rows, rule)  # the simulator's own, for a cohort of one
-    came = replace(
-        came, window=_remembered(record, pulled, z[0] if record.half is None else None, window, terms)
+    ended = replace(
+        ended, window=_remembered(record, pulled, z[0] if record.half is None else None, window, terms)
     )
     if done.degraded[0]:
-        return came
+        return ended
     if not ordinary:
-        return replace(came, outcome=Outcome.CAUGHT_UP, x=z[0], behind=not without_own)
+        return replace(ended, outcome=Outcome.CAUGHT_UP, x=z[0], behind=not without_own)
     x, v = (z[0], None) if terms.outer is None else _outward(terms.outer, state, z, done)
-    return replace(came, outcome=Outcome.AGGREGATED, x=x, behind=state.behind, v=v)
+    return replace(ended, outcome=Outcome.AGGREGATED, x=x, behind=state.behind, v=v)
 
 
 def _move(window: tuple[Remembered, ...], table: Models) -> None:

@@ -255,10 +255,10 @@ def digest(layout: Layout, flat: Models) -> str:
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
     """The hash of a body in parts."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        sha256.update(part)
+    return sha256.hexdigest()
 
 
 Tensor = tuple[str, str, tuple[int, ...], int]
@@ -327,9 +327,9 @@ class Reception:
         """Judge status and headers; a header that counts may stand there only once."""
         if status != 200:
             raise Malformed(f"status {status} instead of 200")
-        found = [(name.lower(), value) for name, value in headers.items()]
+        pairs = [(name.lower(), value) for name, value in headers.items()]
         for name in ("content-encoding", "transfer-encoding"):
-            if any(name == other for other, _ in found):
+            if any(name == other for other, _ in pairs):
                 raise Malformed(f"a reply must not have the header {name}")
         expected = {
             "content-length": str(self._layout.size),
@@ -337,10 +337,10 @@ class Reception:
             "rpel-round": str(self._round),
         }
         for older in range(self._oldest, self._round):
-            if ("rpel-round", str(older)) in found:
+            if ("rpel-round", str(older)) in pairs:
                 expected["rpel-round"], self.round = str(older), older
         for name, wanted in expected.items():
-            values = [value for other, value in found if other == name]
+            values = [value for other, value in pairs if other == name]
             if values != [wanted]:
                 raise Malformed(f"{name} is {', '.join(values)[:80] or 'missing'} instead of {wanted}")
         self._open = True
@@ -368,15 +368,15 @@ class Reception:
         """So many bytes have come to :meth:`space`."""
         begin, header = self._received, self._layout.body_header
         self._received += count
-        came: bytearray | memoryview
+        part: bytearray | memoryview
         if begin < len(header):
-            came = self._header[begin : self._received]
-            if came != header[begin : self._received]:
+            part = self._header[begin : self._received]
+            if part != header[begin : self._received]:
                 self._broken("the header is not that of this network's models")
         else:
-            came = self._values[begin - len(header) : self._received - len(header)]
+            part = self._values[begin - len(header) : self._received - len(header)]
         if self._hash is not None:
-            self._hash.update(came)
+            self._hash.update(part)
 
     def close(self) -> None:
         """The reply has ended: was it all of a model?"""

@@ -177,11 +177,11 @@ class Client:
 
     async def connection(self, now: Snapshot, member: int) -> Connection:
         """One that waits, or a new one, whose other end has shown the member's pin."""
-        waiting, meant = self._idle.get(_line(now, member), []), now.membership.members[member]
+        waiting, entry = self._idle.get(_line(now, member), []), now.membership.members[member]
         while waiting:
             until, connection = waiting.pop()
             if (
-                meant.expires > time.time()
+                entry.expires > time.time()
                 and connection.usable
                 and asyncio.get_running_loop().time() < until
             ):
@@ -195,8 +195,8 @@ class Client:
 
         Identity is the pin, with or without a name.
         """
-        meant = now.membership.members[member]
-        host, _, port = meant.url.removeprefix("https://").rpartition(":")
+        entry = now.membership.members[member]
+        host, _, port = entry.url.removeprefix("https://").rpartition(":")
         connection = Connection()
         try:
             async with asyncio.timeout(_CONNECT):
@@ -217,16 +217,16 @@ class Client:
             raise
         self._open.add(connection)
         connection.ended.add_done_callback(lambda _: self._open.discard(connection))
-        if leaf_fingerprint(transport.get_extra_info("ssl_object")) != meant.fingerprint:
+        if leaf_fingerprint(transport.get_extra_info("ssl_object")) != entry.fingerprint:
             transport.abort()
-            raise ConnectionAbortedError(f"{meant.url} is not {meant.id}: its certificate is another")
+            raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: its certificate is another")
         self._resolver.reached(host.strip("[]"), where)
         return connection
 
     async def probe(self, now: Snapshot, member: int, within: float = _CONNECT) -> dict[str, object]:
         """Whether a member is reached at its url by a new connection, with a name and without one, and from
         where it says it sees this peer."""
-        found: dict[str, object] = {"reached": False, "without_name": False, "address": "", "reason": ""}
+        outcome: dict[str, object] = {"reached": False, "without_name": False, "address": "", "reason": ""}
         remote = self.member(now, member)
         for named in (True, False):
             try:
@@ -239,13 +239,13 @@ class Client:
                     finally:
                         connection.abort()
             except (OSError, ValueError, Malformed, Refused) as error:
-                found["reason"] = found["reason"] or str(error) or type(error).__name__
+                outcome["reason"] = outcome["reason"] or str(error) or type(error).__name__
                 continue
             if named:
-                found |= {"reached": True, "address": address if _ADDRESS.fullmatch(address) else ""}
+                outcome |= {"reached": True, "address": address if _ADDRESS.fullmatch(address) else ""}
             else:
-                found["without_name"] = True
-        return found
+                outcome["without_name"] = True
+        return outcome
 
 
 Line = tuple[str, str, str, str]
@@ -253,8 +253,8 @@ Line = tuple[str, str, str, str]
 
 
 def _line(now: Snapshot, member: int) -> Line:
-    meant = now.membership.members[member]
-    return str(now.certificate), now.own.fingerprint, meant.fingerprint, meant.url
+    entry = now.membership.members[member]
+    return str(now.certificate), now.own.fingerprint, entry.fingerprint, entry.url
 
 
 @dataclass(frozen=True)
@@ -321,8 +321,8 @@ class RemoteMember:
 
     async def ended(self, deadline: float) -> bool | None:
         """Tell it that this peer has ended; whether it has, too. None if it does not answer."""
-        told = await self._text(ENDED, deadline)
-        return None if isinstance(told, Answer) else told.get("ended") is True
+        reply = await self._text(ENDED, deadline)
+        return None if isinstance(reply, Answer) else reply.get("ended") is True
 
     async def reach(self, deadline: float) -> dict[str, Any] | Answer:
         """Ask it to call back at this peer's own url, and what came of that."""
@@ -330,8 +330,8 @@ class RemoteMember:
 
     async def clock(self, deadline: float) -> float | None:
         """How far its clock is ahead of this peer's; None if it does not say."""
-        told = await self._text(CLOCK, deadline)
-        return None if isinstance(told, Answer) else _ahead(told.get("position"), self.client.position())
+        reply = await self._text(CLOCK, deadline)
+        return None if isinstance(reply, Answer) else _ahead(reply.get("position"), self.client.position())
 
     # --- parts ----------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class RemoteMember:
 
     async def _ask(self, path: str, judge: Judge, deadline: float) -> Answer:
         """Ask again and again, ever more slowly, while there is hope before the deadline."""
-        client, meant = self.client, self.now.membership.members[self.number]
+        client, entry = self.client, self.now.membership.members[self.number]
         last = Answer(PullResult.UNREACHABLE, reason="no connection before the deadline")
         pause, longest = _PAUSES
         try:
@@ -370,14 +370,14 @@ class RemoteMember:
                             lasting = head.lasting
                         finally:
                             client.give_back(_line(self.now, self.number), connection, lasting)
-                        client.differing.pop(meant.fingerprint, None)
+                        client.differing.pop(entry.fingerprint, None)
                         return Answer(PullResult.OK)
                     except Malformed as error:
                         return Answer(PullResult.MALFORMED, reason=str(error))
                     except Refused as error:
                         last = _refusal(error.head)
                         if last.membership:
-                            client.differing[meant.fingerprint] = last.membership
+                            client.differing[entry.fingerprint] = last.membership
                         if error.head.status not in _NOT_YET:
                             return last
                     # ssl.SSLError, TimeoutError, unknown names; ValueError:
@@ -431,13 +431,13 @@ def _refusal(head: Head) -> Answer:
     return Answer(result, reason=f"status {status}", membership=known, status=status)
 
 
-def version_of(said: object) -> str:
+def version_of(version: object) -> str:
     """The version of rpel that a member says it has; "" if it says nothing, or what is none.
 
     >>> version_of("0.3.0"), version_of("<b>"), version_of(None)
     ('0.3.0', '', '')
     """
-    return said if isinstance(said, str) and _VERSION.fullmatch(said) else ""
+    return version if isinstance(version, str) and _VERSION.fullmatch(version) else ""
 
 
 def _offset(headers: Mapping[str, str], sent: float, now: float) -> float | None:

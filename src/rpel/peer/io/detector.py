@@ -23,10 +23,10 @@ def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
     ValueError in one sentence if it holds none."""
     try:
         text = Path(path).read_bytes()
-        found = json.loads(text) if len(text) <= _LARGEST else None
+        content = json.loads(text) if len(text) <= _LARGEST else None
     except (ValueError, RecursionError):
-        found = None
-    return verified(found if isinstance(found, dict) else {}, membership, str(path))
+        content = None
+    return verified(content if isinstance(content, dict) else {}, membership, str(path))
 
 
 def keep(folder: Path, proof: Proof, membership: Membership) -> Path:
@@ -84,10 +84,10 @@ class EquivocationDetector:
             if (proof := self._witness.saw(now.roster, member, round, signed)) is not None:
                 self._keep(now, proof)
 
-    def hear(self, now: Snapshot, round: int, told: Mapping[str, Any]) -> None:
+    def hear(self, now: Snapshot, round: int, message: Mapping[str, Any]) -> None:
         """What another peer saw of a round."""
         with self._lock:
-            for proof in self._witness.hear(now.roster, round, told):
+            for proof in self._witness.hear(now.roster, round, message):
                 self._keep(now, proof)
 
     def seen(self, now: Snapshot, round: int) -> dict[str, Any]:
@@ -100,5 +100,7 @@ class EquivocationDetector:
             where = str(keep(self._folder, proof, now.membership))
         except OSError as error:
             where = f"not on disk ({error})"
-        said = "%s signed two different half-steps of round %d: its answers count no longer; the proof is %s"
-        _log.warning(said, member.id, proof.round, where)
+        message = (
+            "%s signed two different half-steps of round %d: its answers count no longer; the proof is %s"
+        )
+        _log.warning(message, member.id, proof.round, where)

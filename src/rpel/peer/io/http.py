@@ -324,9 +324,9 @@ class Text:
     def content(self) -> dict[str, Any]:
         """The JSON object that came."""
         with suppress(ValueError, RecursionError):
-            found = json.loads(self.data)
-            if isinstance(found, dict):
-                return found
+            content = json.loads(self.data)
+            if isinstance(content, dict):
+                return content
         raise Malformed("not a JSON object")
 
 

@@ -124,13 +124,13 @@ def history(path: str | Path) -> list[Point]:
         return []
     for text in lines:
         with suppress(ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(text)
-            numbers = (int(found[name]) for name in ("round", "asked", "received"))
+            line = json.loads(text)
+            numbers = (int(line[name]) for name in ("round", "asked", "received"))
             scores = [
-                None if (score := found.get(name)) is None else float(score) for name in ("accuracy", "loss")
+                None if (score := line.get(name)) is None else float(score) for name in ("accuracy", "loss")
             ]
             t, asked, received = numbers
-            points[t] = Point(t, Outcome(found["outcome"]), asked, received, *scores)
+            points[t] = Point(t, Outcome(line["outcome"]), asked, received, *scores)
     return list(points.values())
 
 
@@ -242,7 +242,7 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
     [1, 2]
     """
-    found, prev = [], _FIRST
+    lines, prev = [], _FIRST
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             content = json.loads(line)
@@ -251,17 +251,17 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number} is not a line of an audit log") from None
         if named != prev:
             raise ValueError(f"{path}, line {number} does not follow line {number - 1}: the log was changed")
-        found.append(content)
+        lines.append(content)
         prev = _line_hash(line)
-    return found
+    return lines
 
 
 def verify_audit(path: str | os.PathLike[str], membership: Membership) -> list[dict[str, Any]]:
     """The lines of an audit log that is whole and whose last line the member that it names has signed."""
-    found = check_audit(path)
-    if not found:
+    lines = check_audit(path)
+    if not lines:
         raise ValueError(f"{path} has no line")
-    last = dict(found[-1])
+    last = dict(lines[-1])
     try:
         number = membership.index(str(last["member"]))
         signature = base64.b64decode(last.pop("signature"), validate=True)
@@ -270,7 +270,7 @@ def verify_audit(path: str | os.PathLike[str], membership: Membership) -> list[d
     member = membership.members[number]
     if not line_signed_by(member.certificate, of_member(membership, number), _digest(last), signature):
         raise ValueError(f"{path}: its last line is not signed with the key of {member.id!r} in this network")
-    return found
+    return lines
 
 
 def _digest(content: Mapping[str, Any]) -> bytes:

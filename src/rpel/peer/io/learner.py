@@ -109,16 +109,16 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
         raise ValueError(f"there is no hyper-parameter {unknown[0]!r}; {nearest(unknown[0], known)}")
     given = {name: value for name, value in table.items() if name not in (*unknown, *ASKED)}
     try:
-        found = PeerTraining(**{"eval_every": _EVAL_EVERY, **given}, rounds=rounds)
-        if found.optimizer != "momentum":
-            factory(found.optimizer, found.rate(1), found.weight_decay, found.optimizer_params)
+        settings = PeerTraining(**{"eval_every": _EVAL_EVERY, **given}, rounds=rounds)
+        if settings.optimizer != "momentum":
+            factory(settings.optimizer, settings.rate(1), settings.weight_decay, settings.optimizer_params)
     except ValueError as error:
         raise ValueError(f"hyper-parameter {error}") from None
-    if found.partition not in ("dirichlet", "iid"):
+    if settings.partition not in ("dirichlet", "iid"):
         raise ValueError(
-            f"hyper-parameter partition {found.partition!r} is unknown: choose one of dirichlet, iid"
+            f"hyper-parameter partition {settings.partition!r} is unknown: choose one of dirichlet, iid"
         )
-    return found
+    return settings
 
 
 class TaskLearner:
@@ -208,31 +208,31 @@ class TaskLearner:
 
     def restore(self, blob: Blob) -> None:
         """Take over momentum or moments, and the task's local state."""
-        found = np.frombuffer(blob, np.uint8)
-        if len(found) != len(self._kept) or not np.array_equal(found[: len(self._mark)], self._mark):
+        saved = np.frombuffer(blob, np.uint8)
+        if len(saved) != len(self._kept) or not np.array_equal(saved[: len(self._mark)], self._mark):
             raise ValueError(
-                f"the saved round holds {len(found)} bytes of local state of a task with other parameters or "
+                f"the saved round holds {len(saved)} bytes of local state of a task with other parameters or "
                 f"buffers, or of another optimiser: "
                 f"this task has {len(self._kept)} bytes, for {shortened(list(self._task.layout), most=40)}"
             )
-        self._kept[:] = found
+        self._kept[:] = saved
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """The task's module's buffers, with the values in the local state;
         none where the task has no module."""
-        module, begin, found = getattr(self._task, "module", None), 0, {}
+        module, begin, values_by_name = getattr(self._task, "module", None), 0, {}
         for name, buffer in module.named_buffers() if isinstance(module, nn.Module) else ():
             values = torch.from_numpy(self._local[0, begin : begin + buffer.numel()])
-            found[name] = _array(values.reshape(buffer.shape).to(buffer.dtype))
+            values_by_name[name] = _array(values.reshape(buffer.shape).to(buffer.dtype))
             begin += buffer.numel()
-        return _persistent(module, found)
+        return _persistent(module, values_by_name)
 
     def measure(self, x: Models, round: int, last: bool) -> Measured:
         """On the subset every few rounds; on all test examples after the last."""
         if not last and round % self._hyper.eval_every:
             return Measured()
-        found = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
-        accuracy, loss = (float(values[0]) for values in found)
+        scores = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)
+        accuracy, loss = (float(values[0]) for values in scores)
         # without classes there is no accuracy
         return Measured(None if np.isnan(accuracy) else accuracy, loss)
 
@@ -271,12 +271,12 @@ def task_learner(
     hyper = training(hyperparameters, own=own, rounds=rounds)
     subset = None
     if own:
-        place = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
-        found = own_task(name, folder.absolute(), place | {"hyperparameters": dict(hyperparameters)})
-        if isinstance(found, Task):
-            subset = found.subset(hyper.eval_size, seed_of(run))
-            found = found.of_member(index, batch_size=hyper.batch_size, seed=seed_of(run))
-        task: Objective = found
+        arguments = {"index": index, "nodes": nodes, "seed": seed_of(run), "data": data}
+        supplied = own_task(name, folder.absolute(), arguments | {"hyperparameters": dict(hyperparameters)})
+        if isinstance(supplied, Task):
+            subset = supplied.subset(hyper.eval_size, seed_of(run))
+            supplied = supplied.of_member(index, batch_size=hyper.batch_size, seed=seed_of(run))
+        task: Objective = supplied
     else:
         task = known = built_in(name, hyper, nodes, run, data)
         subset = _subset(known, hyper, run)
@@ -333,25 +333,25 @@ def _mark(task: Objective, hyper: Training) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def own_task(name: str, folder: Path, place: Mapping[str, Any]) -> Task | Objective:
+def own_task(name: str, folder: Path, arguments: Mapping[str, Any]) -> Task | Objective:
     """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
     if plugins.is_own(name):
         _look_in(folder, name)
-    found: Any = plugins.find(TASKS, name, BUILT_IN_TASKS, folder)
-    if not isinstance(found, Task) and (not hasattr(found, "gradient") or isinstance(found, type)):
-        known = inspect.signature(found).parameters
-        found = found(**{key: value for key, value in place.items() if key in known})
-    if isinstance(found, Task):
-        return found
+    supplied: Any = plugins.find(TASKS, name, BUILT_IN_TASKS, folder)
+    if not isinstance(supplied, Task) and (not hasattr(supplied, "gradient") or isinstance(supplied, type)):
+        known = inspect.signature(supplied).parameters
+        supplied = supplied(**{key: value for key, value in arguments.items() if key in known})
+    if isinstance(supplied, Task):
+        return supplied
     missing = [
-        key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(found, key)
+        key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(supplied, key)
     ]
     if missing:
         raise ValueError(
-            f"task {name!r} is a {type(found).__name__} without {missing[0]}: see rpel.tasks.Task"
+            f"task {name!r} is a {type(supplied).__name__} without {missing[0]}: see rpel.tasks.Task"
         )
-    task: Objective = found
+    task: Objective = supplied
     if sum(math.prod(shape) for shape in task.layout.values()) != task.d:
         raise ValueError(f"task {name!r} says d = {task.d}, but its layout is {dict(task.layout)}")
     return task
@@ -431,24 +431,24 @@ class TorchLearner:
 
     def restore(self, blob: Blob) -> None:
         """Load buffers and state_dicts back."""
-        found = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
+        saved = torch.load(io.BytesIO(blob), weights_only=True, map_location="cpu")
         buffers = dict(self._model.named_buffers())
-        if set(found["own"]) != set(self._own) or set(found["buffers"]) != set(buffers):
+        if set(saved["own"]) != set(self._own) or set(saved["buffers"]) != set(buffers):
             raise ValueError(
-                f"the saved round holds the state of {sorted(found['own'])}, but the loop gives "
+                f"the saved round holds the state of {sorted(saved['own'])}, but the loop gives "
                 f"{sorted(self._own)}: give the same names and the same model as before"
             )
         for name, stepped in self._stepped().items():
-            if found["stepped"].get(name) != stepped:
+            if saved["stepped"].get(name) != stepped:
                 raise ValueError(
-                    f"state[{name!r}] was saved for the parameters {found['stepped'].get(name)} in this "
+                    f"state[{name!r}] was saved for the parameters {saved['stepped'].get(name)} in this "
                     f"order, but now has {stepped}: give the optimiser the same ones as before"
                 )
         with torch.no_grad():
             for name, buffer in buffers.items():
-                buffer.copy_(found["buffers"][name])
+                buffer.copy_(saved["buffers"][name])
         for name, own in self._own.items():
-            own.load_state_dict(found["own"][name])
+            own.load_state_dict(saved["own"][name])
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """The model's own."""
@@ -471,8 +471,8 @@ def _array(buffer: torch.Tensor) -> NDArray[Any]:
 
 def _persistent(module: nn.Module | None, named: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
     """Those that a state_dict holds."""
-    kept = set() if module is None else set(module.state_dict())
-    return {name: buffer for name, buffer in named.items() if name in kept}
+    names = set() if module is None else set(module.state_dict())
+    return {name: buffer for name, buffer in named.items() if name in names}
 
 
 def _check_state(state: Mapping[str, Any]) -> None:

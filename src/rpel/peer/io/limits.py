@@ -104,7 +104,7 @@ class Stage(Enum):
     MUTE = auto()
     WAITING = auto()
     PENDING = auto()
-    SETTLED = auto()
+    MEMBER = auto()
     GONE = auto()
 
 
@@ -191,9 +191,9 @@ class Gate:
             self._give_way(self._coins.choice(self._expendable(others, self._limits.pending)))
         return True
 
-    def settle(self, ticket: Ticket, now: float) -> None:
+    def admit(self, ticket: Ticket, now: float) -> None:
         """The handshake is over, and it is a member's."""
-        self._to(ticket, Stage.SETTLED)
+        self._to(ticket, Stage.MEMBER)
         self._known.pop(ticket.address, None)
         self._known[ticket.address] = now
         while len(self._known) > self._remembered:
@@ -269,9 +269,9 @@ def origin(address: str) -> str:
     >>> origin("10.1.2.3"), origin("2001:db8:1:2:3:4:5:6"), origin("::ffff:10.1.2.3")
     ('10.1.2.3', '2001:db8:1:2::', '10.1.2.3')
     """
-    found = ip_address(address.partition("%")[0])
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(IPv6Address(int(found) >> 64 << 64))
+    parsed = ip_address(address.partition("%")[0])
+    if parsed.version == 4:
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(IPv6Address(int(parsed) >> 64 << 64))

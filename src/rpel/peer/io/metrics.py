@@ -92,8 +92,8 @@ class Metrics:
         self._expiry = self._gauge(
             "rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds"
         )
-        self._convicted = self._gauge(
-            "rpel_convicted_members", "Members whose key signed two half-steps of one round"
+        self._excluded = self._gauge(
+            "rpel_excluded_members", "Members whose key signed two half-steps of one round"
         )
         self._accuracy = self._gauge("rpel_accuracy", "Accuracy on this peer's test data (NaN: not measured)")
         self._loss = self._gauge("rpel_loss", "Loss on this peer's test data (NaN: not measured)")
@@ -217,7 +217,7 @@ class Metrics:
 
     def excluded(self, members: int) -> None:
         """So many members' keys signed two half-steps of one round."""
-        self._convicted.set(members)
+        self._excluded.set(members)
 
     def saved(self) -> None:
         """A checkpoint is on disk."""

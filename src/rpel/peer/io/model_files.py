@@ -1,4 +1,4 @@
-"""The models at both ends of a run, as files: the common initial one, and the one that is handed over."""
+"""The models at both ends of a run, as files: the common initial one, and the trained one."""
 
 import hashlib
 import json
@@ -54,9 +54,9 @@ def initial_model(config: Config, membership: Membership) -> tuple[Layout, Model
     if not path.is_file():
         raise ValueError(f"there is no common initial model {path}: it comes with members.toml")
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != membership.init_sha256:
-        raise ValueError(f"{path} has the hash {found}, but members.toml says {membership.init_sha256}")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != membership.init_sha256:
+        raise ValueError(f"{path} has the hash {digest}, but members.toml says {membership.init_sha256}")
     layout, x = load(path)
     if layout.sha256 != membership.model_header_sha256:
         raise ValueError(
@@ -81,8 +81,8 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     except (TypeError, KeyError):
         raise ValueError(f"{path} is not a safetensors file: its header is damaged") from None
     if len(dtypes) != 1 or dtypes[0] not in wire.DTYPES:
-        found = " and ".join(map(str, dtypes)) or "nothing"
-        raise ValueError(f"{path} holds {found}: a model to exchange is all F32 or all F64, without buffers")
+        kinds = " and ".join(map(str, dtypes)) or "nothing"
+        raise ValueError(f"{path} holds {kinds}: a model to exchange is all F32 or all F64, without buffers")
     layout = Layout(tuple(row[0] for row in rows), tuple(row[2] for row in rows), wire.DTYPES[dtypes[0]])
     if [row[3] for row in rows] != layout.offsets or layout.offsets[-1][1] != values:
         raise ValueError(
@@ -143,20 +143,20 @@ def export(state_dir: Path, layout: Layout, to: Path, round: int | None = None, 
     ``load_state_dict(strict=True)`` takes the file. Its metadata are the round, the digest of the parameters
     as they would travel, and ``facts``. A peer that runs meanwhile is not disturbed.
     """
-    kept = rounds_kept(state_dir, "checkpoint")
-    if not kept:
+    rounds = rounds_kept(state_dir, "checkpoint")
+    if not rounds:
         raise ValueError(f"there is no checkpoint in {state_dir}: no round has ended here yet")
-    if round is not None and round not in kept:
-        raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, kept))}")
-    for t in reversed(kept) if round is None else [round]:
+    if round is not None and round not in rounds:
+        raise ValueError(f"round {round} is not kept in {state_dir}: choose {' or '.join(map(str, rounds))}")
+    for t in reversed(rounds) if round is None else [round]:
         try:
-            found, buffers = read_checkpoint(state_dir, t, layout)
+            checkpoint, buffers = read_checkpoint(state_dir, t, layout)
             break
         except UNREADABLE as error:
             why = f"the checkpoint of round {t} in {state_dir} cannot be read: {error}"
     else:
         raise ValueError(why)
-    about = {"round": str(found.round), "digest": wire.digest(layout, found.x), **facts}
+    about = {"round": str(checkpoint.round), "digest": wire.digest(layout, checkpoint.x), **facts}
     with atomic(to, mode=0o600) as file:
-        file.write(safetensors.numpy.save({**wire.split(layout, found.x), **buffers}, about))
-    return found.round
+        file.write(safetensors.numpy.save({**wire.split(layout, checkpoint.x), **buffers}, about))
+    return checkpoint.round

@@ -135,8 +135,8 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
         more = f"after round {known[-1].round}, on this peer's test data" if known else "not measured yet"
         yield _tile(name, f"{getattr(known[-1], name):.4g}" if known else "none", more)
     if (last := metrics.last) is not None:
-        kept = f", {last.remembered} remembered" if last.remembered else ""
-        about = f"in round {last.round}{kept}; {m.enough} are enough"
+        remembered = f", {last.remembered} remembered" if last.remembered else ""
+        about = f"in round {last.round}{remembered}; {m.enough} are enough"
         yield _tile("answers", f"{last.received} of {last.asked}", about)
         yield _tile("clock", f"{last.offset:+.3f} s", "ahead of (+) or behind the members' median")
         yield _tile("others' models", _ago(last.degraded), "when this peer's model last took them in")
@@ -157,8 +157,8 @@ def _rounds(service: PeerService) -> str:
         Outcome.LOCAL_ONLY: "with too few answers",
         Outcome.CAUGHT_UP: "caught up",
     }
-    said = ", ".join(f"{outcomes[one]} {text}" for one, text in words.items() if outcomes[one])
-    return f"{said} since the start" if said else "no round has ended yet"
+    counts = ", ".join(f"{outcomes[one]} {text}" for one, text in words.items() if outcomes[one])
+    return f"{counts} since the start" if counts else "no round has ended yet"
 
 
 def _day(seconds: float) -> str:
@@ -261,14 +261,14 @@ def drawn(values: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
 
 def _strip(points: Sequence[Point]) -> Iterator[dict[str, Any]]:
     width = 480 / max(30, len(points))
-    for place, point in enumerate(points):
+    for column, point in enumerate(points):
         text = (
             f"round {point.round}: {point.outcome.replace('_', ' ')}, {point.received} of {point.asked} "
             "answered"
         )
         yield {
             "outcome": point.outcome,
-            "x": round(place * width, 2),
+            "x": round(column * width, 2),
             "width": round(width - 1, 2),
             "text": text,
         }

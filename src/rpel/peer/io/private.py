@@ -121,10 +121,10 @@ def _check_silent(config: Config, asked: Mapping[str, float]) -> None:
             f"members.toml asks every member for an epsilon of at most {asked['target_epsilon']:g}: put "
             f"max_grad_norm = 1.0 and target_epsilon = {asked['target_epsilon']:g} into peer.toml"
         )
-    said = [
+    keys = [
         key for key in ("max_grad_norm", "target_delta", "unspent_rounds") if getattr(config, key) is not None
     ]
-    if said:
+    if keys:
         raise ValueError(
-            f"peer.toml has {said[0]}, which goes with noise_multiplier or target_epsilon: add one"
+            f"peer.toml has {keys[0]}, which goes with noise_multiplier or target_epsilon: add one"
         )

@@ -154,9 +154,9 @@ class Pulls:
 
     async def _gossip(self, now: Snapshot, member: int, round: int, deadline: float) -> None:
         """What a member saw signed in the round before; whoever does not say is not asked again."""
-        told = await self._client.member(now, member).seen(round, deadline) if round > 0 else None
-        if isinstance(told, dict):
-            self._detector.hear(now, round, told)
+        reply = await self._client.member(now, member).seen(round, deadline) if round > 0 else None
+        if isinstance(reply, dict):
+            self._detector.hear(now, round, reply)
         if self._detector.duplicate_key and self._alarm is not None:
             alarm, self._alarm = self._alarm, None  # once: this peer may be closing its network already
             alarm()

@@ -67,13 +67,13 @@ class Resolver:
         future = self._under_way.get(host) or self._begin(host)
         try:
             async with asyncio.timeout(self._patience if known else None):
-                found = await asyncio.shield(future)
+                current = await asyncio.shield(future)
         except (OSError, TimeoutError):
             if not known:
                 raise
-            found = known
-        first = [address for address in known if address in found][:1]  # which answered the last time
-        rest = [address for address in found if address not in first]
+            current = known
+        first = [address for address in known if address in current][:1]  # which answered the last time
+        rest = [address for address in current if address not in first]
         return _allowed(host, _alternating([*first, *rest]), private)
 
     def reached(self, host: str, address: str) -> None:
@@ -111,40 +111,40 @@ class Resolver:
         self, host: str, future: asyncio.Future[list[Address]], loop: asyncio.AbstractEventLoop
     ) -> None:
         """In a thread of its own, which nothing can end before the system's resolver gives up."""
-        found: list[Address] | Exception
+        answer: list[Address] | Exception
         try:
             rows = self._lookup(host, None, type=socket.SOCK_STREAM)
             texts = dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows)
-            found = [ip_address(text) for text in texts][:_MOST_ADDRESSES]
+            answer = [ip_address(text) for text in texts][:_MOST_ADDRESSES]
         except Exception as error:  # socket.gaierror, UnicodeError of a name that is none
-            found = OSError(f"{host} cannot be looked up: {error}")
+            answer = OSError(f"{host} cannot be looked up: {error}")
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(self._ended, host, future, found)
+            loop.call_soon_threadsafe(self._ended, host, future, answer)
 
     def _ended(
-        self, host: str, future: asyncio.Future[list[Address]], found: list[Address] | Exception
+        self, host: str, future: asyncio.Future[list[Address]], answer: list[Address] | Exception
     ) -> None:
         del self._under_way[host]
-        if isinstance(found, Exception):
-            future.set_exception(found)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
         else:
-            future.set_result(found)
+            future.set_result(answer)
         self._next()
 
 
-def _allowed(host: str, found: list[Address], private: bool) -> list[Address]:
-    usable = [address for address in found if private or is_public(address)]
-    if found and not usable:
+def _allowed(host: str, addresses: list[Address], private: bool) -> list[Address]:
+    usable = [address for address in addresses if private or is_public(address)]
+    if addresses and not usable:
         raise OSError(
-            f"{host} is at {found[0]}, a private address: allow_private in members.toml would allow it"
+            f"{host} is at {addresses[0]}, a private address: allow_private in members.toml would allow it"
         )
     return usable
 
 
-def _alternating(found: Sequence[Address]) -> list[Address]:
+def _alternating(addresses: Sequence[Address]) -> list[Address]:
     """Both families in turn, beginning with that of the first: one may be broken as a whole."""
-    one = [address for address in found if address.version == found[0].version]
-    other = [address for address in found if address.version != found[0].version]
+    one = [address for address in addresses if address.version == addresses[0].version]
+    other = [address for address in addresses if address.version != addresses[0].version]
     return [address for address in chain.from_iterable(zip_longest(one, other)) if address is not None]
 
 
@@ -157,8 +157,8 @@ def _looked_at(future: asyncio.Future[Any]) -> None:
 def _read(path: Path | None) -> dict[str, list[str]]:
     """The addresses that were kept; none if the file is not what was written."""
     try:
-        found = json.loads(path.read_bytes()) if path is not None else {}
-        return {str(host): [str(ip_address(text)) for text in texts] for host, texts in found.items()}
+        content = json.loads(path.read_bytes()) if path is not None else {}
+        return {str(host): [str(ip_address(text)) for text in texts] for host, texts in content.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -187,9 +187,9 @@ async def connect(
     finally:
         for task in attempts:
             task.cancel()
-        for found in await asyncio.gather(*attempts, return_exceptions=True):
-            if isinstance(found, Socket):  # two answered in the same moment
-                found.close()
+        for attempt in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(attempt, Socket):  # two answered in the same moment
+                attempt.close()
 
 
 async def _first(

@@ -162,8 +162,8 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one (see ``addresses``)."""
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for family, _, _, _, address in found[:1]:
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, address in addresses[:1]:
             listening = socket.create_server(address[:2], family=family, backlog=256)
             listening.setblocking(False)
             self.addresses.append(listening.getsockname()[:2])
@@ -210,7 +210,7 @@ class Server:
         which could lose it."""
         loop = asyncio.get_running_loop()
         try:
-            found, address = listening.accept()
+            connection, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # gone before it was accepted
             return
         except OSError as error:  # too many open files: later there may be fewer
@@ -218,7 +218,7 @@ class Server:
             loop.remove_reader(listening)
             loop.call_later(0.05, self._listen, listening)
             return
-        accepted = Socket(fileno=found.detach(), kept=self._sockets)
+        accepted = Socket(fileno=connection.detach(), kept=self._sockets)
         ticket = self._gate.arrive(address[0])
         self._mute[ticket] = _Accepted(
             accepted, loop.call_later(self.limits.handshake, self._hang_up, ticket)
@@ -288,14 +288,14 @@ class Server:
         if accepted in self._unclaimed:
             self._unclaimed.discard(accepted)
             accepted.close()
-        if ticket.stage is not Stage.SETTLED:
+        if ticket.stage is not Stage.MEMBER:
             self._gate.leave(ticket)
 
     def welcome(self, line: MemberLine, ticket: Ticket) -> bool:
         """A handshake is over: is it a member, by its pin?"""
         if self._service.now.membership.by_fingerprint(line.pin) is None:
             return False
-        self._gate.settle(ticket, asyncio.get_running_loop().time())
+        self._gate.admit(ticket, asyncio.get_running_loop().time())
         lines = self._lines.setdefault(line.pin, [])
         staying = [other for other in lines if not other.dropped]
         if len(staying) >= self.limits.connections:  # perhaps of a process that died without closing them
@@ -345,10 +345,10 @@ class Server:
             return Reply(400, closing=True)
         if request.headers.get("rpel-membership") != now.membership.hash:
             return Reply(409, headers={"RPEL-Membership": now.membership.hash})
-        if found := _MODEL.fullmatch(request.path):
-            return await self._model(line, now, int(found[1]))
-        if found := _SEEN.fullmatch(request.path):
-            seen = self._service.seen(now, int(found[1]))
+        if match := _MODEL.fullmatch(request.path):
+            return await self._model(line, now, int(match[1]))
+        if match := _SEEN.fullmatch(request.path):
+            seen = self._service.seen(now, int(match[1]))
             return Reply(404) if seen is None else json_reply(seen)
         if request.path == INIT:
             return await self._model(line, now, 0)

@@ -87,7 +87,7 @@ class PeerService:
             "version": __version__,
             "position": self.position(),
             "ready": not self.why_unready(),
-            "convicted": list(self.detector.excluded(self.now)),
+            "excluded": list(self.detector.excluded(self.now)),
             "coming": "" if (coming := self.coming()) is None else coming.hash,
         }
 
@@ -102,9 +102,11 @@ class PeerService:
     def summary(self) -> dict[str, Any]:
         """Who this is and how the rounds since the start went."""
         m = self.now.membership
-        said = {} if self.budget is None else {"privacy": self.budget.statement()}
+        privacy = {} if self.budget is None else {"privacy": self.budget.statement()}
         return (
-            {"id": self.config.id, "membership": m.hash, "rounds": m.rounds} | self.metrics.summary() | said
+            {"id": self.config.id, "membership": m.hash, "rounds": m.rounds}
+            | self.metrics.summary()
+            | privacy
         )
 
     def why_unready(self) -> str:

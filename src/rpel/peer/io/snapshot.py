@@ -87,8 +87,8 @@ class Snapshot:
     def client_context(self, member: int) -> ssl.SSLContext:
         """TLS of the asking end: that member only."""
         if member not in self._contexts:
-            meant = self.membership.members[member].certificate
-            self._contexts[member] = client_context(self.certificate, self.key, meant)
+            certificate = self.membership.members[member].certificate
+            self._contexts[member] = client_context(self.certificate, self.key, certificate)
         return self._contexts[member]
 
 

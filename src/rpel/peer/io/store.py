@@ -175,12 +175,12 @@ class Store:
             "model": self._layout.sha256,
             "values": len(values),
         }
-        kept = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
-        if kept:
+        arrays = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
+        if arrays:
             entries["buffers"] = [
-                [name, buffer.dtype.str, list(buffer.shape)] for name, buffer in kept.items()
+                [name, buffer.dtype.str, list(buffer.shape)] for name, buffer in arrays.items()
             ]
-        parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in kept.values())]
+        parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in arrays.values())]
         if checkpoint.v is not None:
             entries["v"] = len(values)
             parts.append(raw(self._layout, checkpoint.v))
@@ -301,14 +301,14 @@ class Store:
         head = self._whole[round]
         with open(_file(self.path, "half", round), "rb") as file:
             file.seek(head.offset + head.entries["body"] + head.entries["state"])
-            found = {name: _read_values(file, self._layout) for name in head.entries.get("behind", [])}
-            if head.entries["body"] and "half" not in found:
+            rows = {name: _read_values(file, self._layout) for name in head.entries.get("behind", [])}
+            if head.entries["body"] and "half" not in rows:
                 file.seek(head.offset + len(self._layout.header))
-                found["half"] = _read_values(file, self._layout)
+                rows["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
         follows = head.entries.get("follows", 0)
-        half = LentRow(found["half"]) if "half" in found else None
-        return Record(round, asked, half, found.get("before"), found.get("v"), membership, follows)
+        half = LentRow(rows["half"]) if "half" in rows else None
+        return Record(round, asked, half, rows.get("before"), rows.get("v"), membership, follows)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):
@@ -342,8 +342,8 @@ def read_checkpoint(folder: Path, round: int, layout: Layout) -> tuple[Checkpoin
         head = _read_head(file, round)
         if head.entries["model"] != layout.sha256:  # the same number of values may belong to other names
             raise _Damaged("it holds another kind of model")
-        x, kept = _read_values(file, layout), head.entries
-        shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in kept.get("buffers", [])]
+        x, entries = _read_values(file, layout), head.entries
+        shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in entries.get("buffers", [])]
         rest = file.read()
     _check(head, [raw(layout, x), rest])
     buffers, begin = {}, 0
@@ -351,17 +351,18 @@ def read_checkpoint(folder: Path, round: int, layout: Layout) -> tuple[Checkpoin
         count = math.prod(shape)
         buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
         begin += count * dtype.itemsize
-    v = np.frombuffer(rest, layout.dtype, layout.d, begin).copy() if "v" in kept else None
+    v = np.frombuffer(rest, layout.dtype, layout.d, begin).copy() if "v" in entries else None
     begin += 0 if v is None else v.nbytes
     window = []
-    for t, asked, membership, count in kept.get("window", []):
+    for t, asked, membership, count in entries.get("window", []):
         rows = np.frombuffer(rest, layout.dtype, count * layout.d, begin).reshape(count, layout.d)
         window.append(Remembered(t, tuple(asked), rows, membership))
         begin += rows.nbytes
-    found = Checkpoint(
-        round, x, kept["fresh"], kept["degraded"], kept["outcome"], kept["behind"], v, tuple(window)
+    checkpoint = Checkpoint(
+        round, x, entries["fresh"], entries["degraded"], entries["outcome"], entries["behind"], v,
+        tuple(window),
     )  # fmt: skip
-    return found, buffers
+    return checkpoint, buffers
 
 
 def _read_values(file: IO[bytes], layout: Layout) -> Models:
@@ -413,10 +414,10 @@ def keep_private(folder: Path) -> None:
 def _hash(entries: Mapping[str, Any], parts: Iterable[Bytes]) -> str:
     """Of all entries but the hash itself, then of the bytes."""
     named = {name: value for name, value in entries.items() if name != "sha256"}
-    found = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
+    sha256 = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        sha256.update(part)
+    return sha256.hexdigest()
 
 
 def _read_head(file: IO[bytes], round: int) -> _Head:

@@ -100,11 +100,11 @@ class MembershipWatcher:
         if self._reading is not None and self._reading.is_alive():
             return
         try:
-            found = self._config.next_members.stat()
+            status = self._config.next_members.stat()
         except OSError:
             self._seen = self._coming = None
             return
-        mark = (found.st_mtime_ns, found.st_size, found.st_ino)
+        mark = (status.st_mtime_ns, status.st_size, status.st_ino)
         if mark != self._seen:
             self._seen, self._coming, self._found_in = mark, None, round
             self._reading = threading.Thread(target=self._read, args=(now,), name="rpel-members", daemon=True)
@@ -169,10 +169,10 @@ def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
     """
     coming = config.next_members
     written = Membership.load(config.members if config.members.exists() or not coming.exists() else coming)
-    kept = config.state_dir / IN_FORCE
-    if kept.exists():
+    stored = config.state_dir / IN_FORCE
+    if stored.exists():
         with suppress(ValueError):  # of another network, or older than members.toml, or damaged
-            written = _successor(written, Membership.load(kept))
+            written = _successor(written, Membership.load(stored))
     now = written.timetable.round(time.time() - written.timetable.begins)
     due = watcher.due(written, now, at_start=True)
     announced = watcher.announced(written)

@@ -210,8 +210,8 @@ def _plan(founding: Founding, late: int | None) -> tuple[int, int] | None:
 
 def _late(m: Membership) -> int | None:
     """The F that the plan in force was made for; None: the usual one, or one that nobody can tell."""
-    found = (late for late in (None, *range(m.nodes)) if _plan(_founding(m), late) == (m.pull, m.b_hat))
-    return next(found, None)
+    fitting = (late for late in (None, *range(m.nodes)) if _plan(_founding(m), late) == (m.pull, m.b_hat))
+    return next(fitting, None)
 
 
 def _founding(m: Membership, **changed: Any) -> Founding:
@@ -301,24 +301,28 @@ class Holding:
     remark: str = ""
 
 
-def holding(id: str, said: dict[str, Any] | Answer) -> Holding:
+def holding(id: str, status: dict[str, Any] | Answer) -> Holding:
     """What a member's answer says about its files.
 
     >>> holding("a", {"membership": "0" * 64, "coming": "no hash"})
     Holding(id='a', in_force='0000000000000000000000000000000000000000000000000000000000000000', coming='',
     remark='')
     """
-    if isinstance(said, Answer):
+    if isinstance(status, Answer):
         return Holding(
-            id, said.membership or "", remark="" if said.membership else f"{said.result}: {said.reason}"
+            id,
+            status.membership or "",
+            remark="" if status.membership else f"{status.result}: {status.reason}",
         )
-    found = [str(said.get(key, "")) for key in ("membership", "coming")]
-    return Holding(id, *(text if _HASH.fullmatch(text) else "" for text in found))
+    hashes = [str(status.get(key, "")) for key in ("membership", "coming")]
+    return Holding(id, *(text if _HASH.fullmatch(text) else "" for text in hashes))
 
 
 async def holdings(observer: Observer, within: float = 5.0) -> list[Holding]:
     """All members, the own one included, asked at once."""
     deadline = asyncio.get_running_loop().time() + within
     members = observer.now.membership.members
-    said = await asyncio.gather(*(observer.member(number).status(deadline) for number in range(len(members))))
-    return [holding(member.id, answer) for member, answer in zip(members, said, strict=True)]
+    answers = await asyncio.gather(
+        *(observer.member(number).status(deadline) for number in range(len(members)))
+    )
+    return [holding(member.id, answer) for member, answer in zip(members, answers, strict=True)]

@@ -136,16 +136,16 @@ async def check(
     others = [number for number in range(m.nodes) if number != observer.now.me]
     deadline = loop.time() + within
     there = await asyncio.gather(*(observer.member(number).status(deadline) for number in others))
-    found = [_first(m, number, answer) for number, answer in zip(others, there, strict=True)]
-    for place, number in enumerate(others):
-        if found[place].well:
-            found[place] = await _pulled(observer, number, found[place], loop.time() + timeout)
+    checks = [_first(m, number, answer) for number, answer in zip(others, there, strict=True)]
+    for i, number in enumerate(others):
+        if checks[i].well:
+            checks[i] = await _pulled(observer, number, checks[i], loop.time() + timeout)
     running = bool(listen) and await _listens(listen)
     if running:
-        calls = (_called_back(observer, *one) for one in zip(others, found, strict=True))
-        found = list(await asyncio.gather(*calls))
-    suggested = suggestion(m, found, step_seconds)
-    return Report(tuple(found), m.period, step_seconds, suggested, running, m.byzantine)
+        calls = (_called_back(observer, *one) for one in zip(others, checks, strict=True))
+        checks = list(await asyncio.gather(*calls))
+    suggested = suggestion(m, checks, step_seconds)
+    return Report(tuple(checks), m.period, step_seconds, suggested, running, m.byzantine)
 
 
 async def _listens(listen: str) -> bool:
@@ -160,20 +160,20 @@ async def _listens(listen: str) -> bool:
     return True
 
 
-async def _called_back(observer: Observer, number: int, found: Checked) -> Checked:
+async def _called_back(observer: Observer, number: int, checked: Checked) -> Checked:
     """Can that member reach this one, and how do its connections come?"""
-    if not found.well:
-        return found
-    told = await observer.member(number).reach(asyncio.get_running_loop().time() + 3 * _CALL)
-    if isinstance(told, Answer) or type(told.get("reached")) is not bool:
-        return found  # it asked a moment ago, or its version does not call back
-    reached = told["reached"] is True
+    if not checked.well:
+        return checked
+    reply = await observer.member(number).reach(asyncio.get_running_loop().time() + 3 * _CALL)
+    if isinstance(reply, Answer) or type(reply.get("reached")) is not bool:
+        return checked  # it asked a moment ago, or its version does not call back
+    reached = reply["reached"] is True
     if not reached:
-        return replace(found, reaches_you=False, remark=f"{found.remark}, but it does not reach you")
-    return replace(found, reaches_you=True, way=_way(observer.now.own.url, told))
+        return replace(checked, reaches_you=False, remark=f"{checked.remark}, but it does not reach you")
+    return replace(checked, reaches_you=True, way=_way(observer.now.own.url, reply))
 
 
-def _way(url: str, told: Mapping[str, Any]) -> Way:
+def _way(url: str, reply: Mapping[str, Any]) -> Way:
     """By what a member's call showed.
 
     Only a forwarder that looks at the name needs one; a tunnel ends on this machine, so what comes through it
@@ -185,11 +185,11 @@ def _way(url: str, told: Mapping[str, Any]) -> Way:
     >>> _way("https://jump.example:7443", here | {"without_name": False}).value
     'SNI'
     """
-    if told.get("without_name") is False:
+    if reply.get("without_name") is False:
         return Way.SNI
     return (
         Way.TUNNEL
-        if _is_here(str(told.get("address"))) and not _is_here(urlsplit(url).hostname or "")
+        if _is_here(str(reply.get("address"))) and not _is_here(urlsplit(url).hostname or "")
         else Way.DIRECT
     )
 
@@ -215,7 +215,7 @@ def _first(m: Membership, number: int, answer: dict[str, Any] | Answer) -> Check
     return replace(here, health=Health(answer.result.value), remark=remark)
 
 
-async def _pulled(observer: Observer, number: int, found: Checked, deadline: float) -> Checked:
+async def _pulled(observer: Observer, number: int, checked: Checked, deadline: float) -> Checked:
     """How long does a model take, is it the right one, and what time is it there?"""
     row = np.empty_like(observer.initial)
     began = time.perf_counter()
@@ -223,16 +223,16 @@ async def _pulled(observer: Observer, number: int, found: Checked, deadline: flo
     taken = time.perf_counter() - began
     if answer.status == _TOO_MANY:
         remark = "well, but its speed was not measured: it sends this member the model twice only"
-        return replace(found, health=Health.UNMEASURED, remark=remark)
+        return replace(checked, health=Health.UNMEASURED, remark=remark)
     if answer.result is not PullResult.OK:
         remark = f"it did not send the common initial model: {answer.result}, {answer.reason}"
-        return replace(found, health=Health(answer.result.value), remark=remark)
+        return replace(checked, health=Health(answer.result.value), remark=remark)
     health, remark = _verdict(observer, row, answer.offset)
     layout = observer.layout
     speed = layout.exact.size / taken / 1e6
     # of a half-step, which may be coded; the initial model is not
     seconds = taken * layout.size / layout.exact.size
-    measured = replace(found, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
+    measured = replace(checked, clock_offset=answer.offset, seconds=seconds, megabytes_per_second=speed)
     return replace(measured, health=health, remark=remark)
 
 
@@ -258,13 +258,13 @@ def _verdict(observer: Observer, row: Models, offset: float | None) -> tuple[Hea
 # --- a period -----------------------------------------------------------------------------------------------
 
 
-def suggestion(m: Membership, found: Sequence[Checked], step_seconds: float | None) -> float | None:
+def suggestion(m: Membership, checks: Sequence[Checked], step_seconds: float | None) -> float | None:
     """The period in which a local step and s pulls fit before the deadline, :data:`MARGIN` times over.
 
     The slowest member's pull counts, s times, because in a round it serves about s others at once and each
     peer's own line carries s models. The deadline is taken to stay the share of a round that it is.
     """
-    times = [member.seconds for member in found if member.seconds is not None]
+    times = [member.seconds for member in checks if member.seconds is not None]
     if not times:
         return None
     share = m.deadline / m.period

@@ -55,7 +55,7 @@ class Demonstration:
         """What `rpel network new` would be told; without signatures,
         because what is shown is what the rule survives.
 
-        With them hostile peers that tell their victims different things are convicted after a round or two.
+        With them hostile peers that tell their victims different things are excluded after a round or two.
         """
         return Founding(
             run=f"demo-{self.seed}",
@@ -236,8 +236,8 @@ def _all_ready(runner: asyncio.Runner, observer: Observer, children: Children, h
     """Wait until everybody answers and the honest ones are ready; False if that is not before round 1."""
     while observer.clock.position() < -0.2:
         children.check()
-        found = runner.run(look(observer, within=min(1.0, -observer.clock.position())))
-        if all(member.answered for member in found) and all(member.ready for member in found[:honest]):
+        members = runner.run(look(observer, within=min(1.0, -observer.clock.position())))
+        if all(member.answered for member in members) and all(member.ready for member in members[:honest]):
             return True
         time.sleep(0.2)
     return False
@@ -274,9 +274,9 @@ def _collected(children: Children, setting: Demonstration) -> Ends:
     accuracies, outcomes = [], Counter[str]()
     for child in children.all[: setting.peers - setting.byzantine]:
         try:
-            found = json.loads(child.result.splitlines()[-1])
-            accuracies.append(float(found["accuracy"]))
-            outcomes.update(found["outcomes"])
+            summary = json.loads(child.result.splitlines()[-1])
+            accuracies.append(float(summary["accuracy"]))
+            outcomes.update(summary["outcomes"])
         except (IndexError, ValueError, KeyError, TypeError):
             raise ChildError(
                 f"{child.name} ended without a result; its last lines:\n{child.last_words()}"

@@ -183,14 +183,14 @@ def _forgery(name: str, parameters: Mapping[str, Any]) -> Attack:
     choices = [*ATTACKS, *ALIASES, *MISBEHAVIOURS]
     if name not in ATTACKS and name not in ALIASES:
         raise ValueError(f"there is no attack {name!r}; {nearest(name, choices)}")
-    found = attack(name, **parameters)
-    if found.trains:
+    chosen = attack(name, **parameters)
+    if chosen.trains:
         raise ValueError(
             f"{name} forges nothing: its peer trains on data of its own, so give such data to rpel peer run"
         )
-    if "graph" in found.needs:
+    if "graph" in chosen.needs:
         raise ValueError(f"{name} needs to know who asks whom in this round, which real peers draw in secret")
-    return found
+    return chosen
 
 
 # --- forging ------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def forge(
     if not usable.any():
         raise ValueError("an attack needs at least one honest model")
     models = pulled[usable]
-    row = {sender: place for place, sender in enumerate(np.asarray(senders)[usable].tolist())}
+    row = {sender: i for i, sender in enumerate(np.asarray(senders)[usable].tolist())}
     table = np.concatenate([models, np.zeros((len(victims), models.shape[1]), models.dtype)])
     own = np.array([row.get(victim, 0) for victim in victims], dtype=np.int64)
     known = np.array([victim in row for victim in victims])

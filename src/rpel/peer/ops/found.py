@@ -99,7 +99,7 @@ def new(
     planned = founding.plan  # what cannot be planned is said before a model is made
     founding = founding.replace(run=run, hyperparameters=_table(task, founding))
     layout, body = _initial(task, model, founding.hyperparameters, seed)
-    found = founding.membership(layout.sha256, hashlib.sha256(body).hexdigest())
+    membership = founding.membership(layout.sha256, hashlib.sha256(body).hexdigest())
     for path in (members, init):
         if path.exists() and (path == members or path.read_bytes() != body):
             raise ValueError(
@@ -107,28 +107,28 @@ def new(
             )
     with atomic(init) as file:
         file.write(body)
-    found.save(members)
-    return Founded(founding, planned, found, replace(layout, wire=found.wire), task, members, init)
+    membership.save(members)
+    return Founded(founding, planned, membership, replace(layout, wire=membership.wire), task, members, init)
 
 
 def notes(founding: Founding) -> list[str]:
     """Sentences on what few peers cannot have."""
     few = f"{founding.nodes} peers, {founding.byzantine} of them hostile"
-    found = []
+    sentences = []
     if founding.no_shows is None and founding.late < 2:
-        found.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
+        sentences.append(f"--no-shows is {founding.late} instead of the usual 2: more does not fit {few}")
     if not founding.strong_catch_up:
-        found.append(
+        sentences.append(
             f"{few}, cannot each pull 3 b_hat + 1 + {founding.late} others: a peer that missed rounds may "
             "have to count its own old model among the answers, and hostile members can hold it back while "
             "they are silent"
         )
     if founding.memory == 1 and founding.plan.pull == founding.nodes - 1:
-        found.append(
+        sentences.append(
             f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many "
             f"hostile ones it does from n = {_worth(founding)} on"
         )
-    return found
+    return sentences
 
 
 def _worth(founding: Founding) -> int:

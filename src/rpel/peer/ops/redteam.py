@@ -162,9 +162,9 @@ class RedTeam:
         answers: list[Answer] = await asyncio.gather(
             *(self._client.member(self.now, member).fetch(t, row, until) for member, row in asked)
         )
-        came = [place for place, answer in enumerate(answers) if answer.result == "ok"]
+        columns = [i for i, answer in enumerate(answers) if answer.result == "ok"]
         self._clock.slew([answer.offset for answer in answers if answer.offset is not None], self._ours)
-        senders, models = [self._honest[place] for place in came], rows[came]
+        senders, models = [self._honest[i] for i in columns], rows[columns]
         forged: dict[int, Models] = {}  # nobody to learn from: the common initial model will do
         if finite_rows(models).any():
             vectors, self._state = await asyncio.to_thread(self.forge, models, senders, t, self._state)

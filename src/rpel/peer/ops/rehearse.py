@@ -41,13 +41,13 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         m = self.membership
-        found: dict[str, Any] = {"nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat}
-        found |= {"rounds": len(self.robust.history), "rule": m.rule, "attack": self.attack}
-        found |= {"batch_size": self.batch_size, "measure": self.robust.measure}
+        facts: dict[str, Any] = {"nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat}
+        facts |= {"rounds": len(self.robust.history), "rule": m.rule, "attack": self.attack}
+        facts |= {"batch_size": self.batch_size, "measure": self.robust.measure}
         for after, result in (("", self.robust), ("_averaging", self.averaging)):
             mean, worst = ends(result.history.rows())
-            found |= {f"mean{after}": mean, f"worst{after}": worst}
-        return found
+            facts |= {f"mean{after}": mean, f"worst{after}": worst}
+        return facts
 
 
 def rehearse(
@@ -96,17 +96,17 @@ def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any]
         return {"model": _begun(module, first), "dataset": peer.task, "data_dir": peer.data}, dataset.size
     ids = [member.id for member in m.members]
     index = ids.index(peer.id) if peer.id in ids else 0
-    place: dict[str, Any] = {"index": index, "nodes": m.nodes, "seed": seed_of(m.run), "data": peer.data}
-    place["hyperparameters"] = dict(m.hyperparameters)
-    found = own_task(peer.task, peer.task_dir.absolute(), place)
-    if not isinstance(found, Task):
+    arguments: dict[str, Any] = {"index": index, "nodes": m.nodes, "seed": seed_of(m.run), "data": peer.data}
+    arguments["hyperparameters"] = dict(m.hyperparameters)
+    task = own_task(peer.task, peer.task_dir.absolute(), arguments)
+    if not isinstance(task, Task):
         raise ValueError(
-            f"task {peer.task!r} is a {type(found).__name__}, whose data cannot be split: a rehearsal needs "
+            f"task {peer.task!r} is a {type(task).__name__}, whose data cannot be split: a rehearsal needs "
             "a rpel.tasks.Task(model, train, test)"
         )
-    found = copy.copy(found)
-    found.module, found.shards = _begun(found.module, first), None
-    return {"task": found}, found.dataset.size
+    task = copy.copy(task)
+    task.module, task.shards = _begun(task.module, first), None
+    return {"task": task}, task.dataset.size
 
 
 def _begun(module: nn.Module, path: Path) -> nn.Module:

@@ -90,7 +90,7 @@ class Seen:
     """One member at one moment.
 
     After the last round peers leave: one that cannot be reached then is taken to have finished.
-    ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``convicted``: members of
+    ``degraded``: rounds that ended with the half-step alone, for lack of answers · ``excluded``: members of
     whom it says that it has a proof against their key · ``ready``: it has compiled all it needs and agreed on
     the time · ``version``: of rpel
     """
@@ -102,7 +102,7 @@ class Seen:
     pulls: Mapping[str, int] = field(default_factory=dict)
     degraded: int = 0
     caught_up: int = 0
-    convicted: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     ready: bool = False
     version: str = ""
 
@@ -117,12 +117,12 @@ async def look(observer: Observer, within: float = 3.0) -> list[Seen]:
     who has not answered within so many seconds is unreachable."""
     deadline = asyncio.get_running_loop().time() + within
     m = observer.now.membership
-    said = await asyncio.gather(*(observer.member(number).status(deadline) for number in range(m.nodes)))
-    pairs = zip(m.members, said, strict=True)
+    answers = await asyncio.gather(*(observer.member(number).status(deadline) for number in range(m.nodes)))
+    pairs = zip(m.members, answers, strict=True)
     return [seen(member.id, answer, m.rounds, observer.over) for member, answer in pairs]
 
 
-def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = False) -> Seen:
+def seen(id: str, status: Mapping[str, Any] | Answer, rounds: int, over: bool = False) -> Seen:
     """What a member's answer amounts to; one that makes no sense is "malformed" and nothing else.
 
     >>> one = seen("a", {"round": 7, "accuracy": 0.5, "pulls": {"ok": 12}}, rounds=9)
@@ -132,14 +132,18 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
     ...     rounds=9).state.value
     ('malformed', 'late')
     """
-    if isinstance(said, Answer):
-        if over and said.result is PullResult.UNREACHABLE:
+    if isinstance(status, Answer):
+        if over and status.result is PullResult.UNREACHABLE:
             return Seen(id, State.FINISHED)
-        return Seen(id, State.OTHER_MEMBERSHIP if said.membership else State(said.result.value))
+        return Seen(id, State.OTHER_MEMBERSHIP if status.membership else State(status.result.value))
     try:
-        round, frozen, ready = _count(said, "round"), said.get("frozen") is True, said.get("ready") is True
-        outcomes, pulls = _counts(said, "outcomes", Outcome), _counts(said, "pulls", PullResult)
-        accuracy, convicted = _share(said.get("accuracy")), _ids(said.get("convicted", []))
+        round, frozen, ready = (
+            _count(status, "round"),
+            status.get("frozen") is True,
+            status.get("ready") is True,
+        )
+        outcomes, pulls = _counts(status, "outcomes", Outcome), _counts(status, "pulls", PullResult)
+        accuracy, excluded = _share(status.get("accuracy")), _ids(status.get("excluded", []))
     except ValueError:
         return Seen(id, State.MALFORMED)
     state = State.FINISHED if round >= rounds else State.TRAINING
@@ -147,9 +151,9 @@ def seen(id: str, said: Mapping[str, Any] | Answer, rounds: int, over: bool = Fa
     degraded, caught_up, version = (
         outcomes["local_only"],
         outcomes["caught_up"],
-        version_of(said.get("version")),
+        version_of(status.get("version")),
     )
-    return Seen(id, state, round, accuracy, pulls, degraded, caught_up, convicted, ready, version)
+    return Seen(id, state, round, accuracy, pulls, degraded, caught_up, excluded, ready, version)
 
 
 def remembering(before: Sequence[Seen], looked: Sequence[Seen]) -> list[Seen]:
@@ -173,14 +177,14 @@ def _last_known(last: Seen, now: Seen) -> Seen:
     return replace(last, state=State.FINISHED) if left and not now.round else now
 
 
-def convicted(looked: Sequence[Seen], byzantine: int) -> set[str]:
+def excluded(looked: Sequence[Seen], byzantine: int) -> set[str]:
     """The members of whom more than b others say that they hold a proof: at least one of these is honest.
 
-    >>> sure = Seen("a", State.TRAINING, convicted=("c",))
-    >>> convicted([sure, Seen("b", State.TRAINING)], byzantine=1), convicted([sure, sure], byzantine=1)
+    >>> sure = Seen("a", State.TRAINING, excluded=("c",))
+    >>> excluded([sure, Seen("b", State.TRAINING)], byzantine=1), excluded([sure, sure], byzantine=1)
     (set(), {'c'})
     """
-    counts = Counter(id for member in looked for id in member.convicted if id != member.id)
+    counts = Counter(id for member in looked for id in member.excluded if id != member.id)
     return {id for id, count in counts.items() if count > byzantine}
 
 
@@ -191,8 +195,8 @@ def _count(table: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _counts(said: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, int]:
-    table = said.get(key, {})
+def _counts(status: Mapping[str, Any], key: str, names: Iterable[str]) -> dict[str, int]:
+    table = status.get(key, {})
     if not isinstance(table, dict):
         raise ValueError(key)
     return {str(name): _count(table, name) for name in names}
@@ -204,7 +208,7 @@ def _ids(value: object) -> tuple[str, ...]:
         or len(value) > _MOST_CONVICTED
         or not all(isinstance(id, str) for id in value)
     ):
-        raise ValueError("convicted")
+        raise ValueError("excluded")
     return tuple(sorted({check_id(id) for id in value}))
 
 

@@ -1,6 +1,7 @@
 """Tables made from the program itself, so that they cannot fall behind it,
 and how cells of notebooks are shown."""
 
+import os
 import re
 import time
 from html import escape
@@ -112,7 +113,8 @@ def _as_text(writer: Any, node: Any) -> None:
 
 
 class Progress:
-    """A line for each page that is read, which for most means executed, and the time that all took."""
+    """A line for each page that is read, which for most means executed, and the time that all took:
+    seconds, and those of processors."""
 
     def __init__(self) -> None:
         self.begun, self.pages, self.read = time.monotonic(), 0, 0
@@ -122,10 +124,13 @@ class Progress:
 
     def page(self, app: Any, name: str, source: list[str]) -> None:
         self.read += 1
-        print(f"[{self.read}/{self.pages}] {name}, after {time.monotonic() - self.begun:.0f} s", flush=True)
+        print(f"[{self.read}/{self.pages}] {name}, after {self._spent()}", flush=True)
 
     def end(self, app: Any, error: Any) -> None:
-        print(f"built in {time.monotonic() - self.begun:.0f} s", flush=True)
+        print(f"built in {self._spent()}", flush=True)
+
+    def _spent(self) -> str:
+        return f"{time.monotonic() - self.begun:.0f} s ({sum(os.times()[:4]):.0f} CPU-s)"
 
 
 def setup(app: Any) -> dict[str, bool]:

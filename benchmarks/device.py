@@ -1,8 +1,9 @@
 """Seconds and bytes of each part of a round on a device of torch:
 python benchmarks/device.py --device cuda --json.
 
-Beside each part stands what the device's own copy and matrix-product rates, measured here,
-would need for its bytes.
+Beside each part stands its rival: what the device's own rate, measured here, needs for as many bytes (copy)
+or as many operations (product). On the CPU there is a second one, numba on one thread, and seconds are those
+of the processor.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from rpel.backend.base import backend
 from rpel.backend.devices import missing
@@ -40,23 +42,33 @@ def main() -> None:
     if (why := missing(given.device)) is not None:
         sys.exit(f"device {given.device!r} is not available here: {why}")
     arrays = Torch(given.device)
-    rows = measured(arrays, given.nodes, given.models, given.parameters) + trained(arrays, given.nodes)
-    about = {"device": given.device, "torch": torch.__version__, "name": _name(given.device)}
+    about = {"device": given.device, "name": _name(given.device), "torch": torch.__version__}
+    copy, product = rates(arrays)
+    rows = measured(arrays, given.nodes, given.models, given.parameters, copy)
+    rows += trained(arrays, given.nodes, product)
+    rows = [{**row, "ratio": row["rival_seconds"] / row["seconds"], **about} for row in rows]
     if given.json:
-        print(json.dumps({**about, "nodes": given.nodes, "parameters": given.parameters, "parts": rows}))
+        print(json.dumps(rows))
         return
     print(
-        f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} parameters"
+        f"{about['name']}, torch {torch.__version__}: {given.nodes} nodes of {given.parameters:,} "
+        f"parameters; copies {1e-9 / copy:.1f} GB/s, products {1e-9 / product:.0f} Gflop/s"
     )
     for row in rows:
-        beside = f" {row['seconds'] / row['numba']:6.1f} x numba" if "numba" in row else ""
-        size = f"{row['bytes'] / 1e6:12.1f} MB {row['of_copy']:6.1f} x copy"
-        print(f"{row['part']:<24} {row['seconds']:9.4f} s {size}{beside}")
+        beside = f"{row['rival']:>7} {row['rival_seconds']:9.4f} s, ratio {row['ratio']:.2f}"
+        print(f"{row['work']:<24} {row['seconds']:9.4f} s {row['bytes'] / 1e6:9.1f} MB   {beside}")
 
 
-def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
-    """A row for each part; bytes are those that it must read and write at least. On the CPU numba's seconds,
-    too."""
+def rates(arrays: Torch) -> tuple[float, float]:
+    """Seconds for each byte of a copy (read or written), and for each operation of a matrix product."""
+    source = torch.zeros(1 << 24, device=arrays.device)
+    target, square = torch.empty_like(source), torch.randn(1024, 1024, device=arrays.device)
+    copied = seconds(arrays.device, lambda: target.copy_(source)) / (8 * len(source))
+    return copied, seconds(arrays.device, lambda: square @ square) / (2 * 1024**3)
+
+
+def measured(arrays: Torch, h: int, m: int, d: int, copy: float) -> list[dict[str, Any]]:
+    """Rows for each part; bytes are those that it must read and write at least."""
     coins = np.random.default_rng(0)
     table = arrays.repeated(np.zeros(d, np.float32), 2 * h)
     table[:] = torch.randn(d, device=table.device) + 0.1 * torch.randn(2 * h, d, device=table.device)
@@ -64,47 +76,57 @@ def measured(arrays: Torch, h: int, m: int, d: int) -> list[dict[str, Any]]:
         [np.r_[i, coins.choice(np.delete(np.arange(h), i), m - 1, replace=False)] for i in range(h)]
     )
     x = table[:h].clone()
-    copied = seconds(arrays.device, lambda: x.copy_(table[:h])) / (8 * h * d)
     beside = dict[str, tuple[Callable[[], Any], int]]()
     if arrays.main:
         beside = parts(backend("numba"), table.numpy().copy(), x.numpy().copy(), index)
     values = []
     for name, (work, nbytes) in parts(arrays, table, x, index).items():
         took = seconds(arrays.device, work)
-        row = {"part": name, "seconds": took, "bytes": nbytes, "of_copy": took / (copied * nbytes)}
-        values.append(row | ({"numba": seconds("cpu", beside[name][0])} if beside else {}))
-    square = torch.randn(1024, 1024, device=table.device)
-    product = seconds(arrays.device, lambda: square @ square)
-    values.append({"part": "product 1024", "seconds": product, "bytes": 12 * 1024**2, "of_copy": 0.0,
-                  "flops_per_second": 2 * 1024**3 / product})  # fmt: skip
+        rivals = {"copy": copy * nbytes}
+        if beside:
+            rivals["numba"] = seconds("cpu", beside[name][0])
+        values += _rows(name, took, nbytes, rivals)
     return values
 
 
-def trained(arrays: Torch, h: int) -> list[dict[str, Any]]:
+def _rows(work: str, took: float, nbytes: int, rivals: dict[str, float]) -> list[dict[str, Any]]:
+    """One for each rival."""
+    return [
+        {"work": work, "rival": rival, "rival_seconds": its, "seconds": took, "bytes": nbytes}
+        for rival, its in rivals.items()
+    ]
+
+
+def operations(module: torch.nn.Module, examples: int, steps: bool) -> int:
+    """Of a network's forward pass, and the way back where it steps."""
+    with FlopCounterMode(display=False) as counted:
+        made = module(torch.zeros(examples, 1, 28, 28))
+        if steps:
+            made.sum().backward()
+    return int(counted.get_total_flops())
+
+
+def trained(arrays: Torch, h: int, product: float) -> list[dict[str, Any]]:
     """Local steps of h nodes with the paper's MNIST network, batches of 25,
     and their evaluation on 250 images."""
-    sample, found = load(), list[dict[str, Any]]()
+    sample = load()
     shards, module = iid(sample.train_y, h, 100, seed=0), model("mnist")
     device = DeviceTask(arrays, sample, shards, module, batch_size=25, seed=0)
-    tasks: list[tuple[Any, Any]] = [(device, arrays)]
+    tasks: dict[str, tuple[Any, Any]] = {arrays.device: (device, arrays)}
     if arrays.main:
-        tasks.append((Classification(sample, shards, module, batch_size=25, seed=0), backend("numba")))
-    for task, kernels in tasks:
+        tasks["numba"] = Classification(sample, shards, module, batch_size=25, seed=0), backend("numba")
+    took: dict[str, list[float]] = {}
+    for name, (task, kernels) in tasks.items():
         x, local = kernels.repeated(task.initial(), h), kernels.array(task.local_state(h))
         out, ids, some = kernels.empty(h, x), np.arange(h), np.arange(250)
-        work = {
-            f"local steps ({device.steps})": partial(task.gradient, x, local, ids, 1, 0, out=out),
-            "evaluation, 250 images": partial(task.evaluate, x, local, some),
-        }
-        for i, (name, one) in enumerate(work.items()):
-            took = seconds(kernels.device if task is device else "cpu", one, times=1)
-            if task is device:
-                found.append(
-                    {"part": name, "seconds": took, "bytes": (2 - i) * 4 * h * task.d, "of_copy": 0.0}
-                )
-            else:
-                found[i]["numba"] = took
-    return found
+        both = partial(task.gradient, x, local, ids, 1, 0, out=out), partial(task.evaluate, x, local, some)
+        took[name] = [seconds(arrays.device, work, times=1) for work in both]
+    rows = []
+    for i, (work, examples) in enumerate({f"local steps ({device.steps})": 25, "evaluation": 250}.items()):
+        rivals = {"product": product * h * operations(module, examples, steps=i == 0)}
+        rivals |= {"numba": took["numba"][i]} if arrays.main else {}
+        rows += _rows(work, took[arrays.device][i], (2 - i) * 4 * h * device.d, rivals)
+    return rows
 
 
 def parts(arrays: Any, table: Any, x: Any, index: Any) -> dict[str, tuple[Callable[[], Any], int]]:

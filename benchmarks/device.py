@@ -110,7 +110,7 @@ def trained(arrays: Torch, h: int, product: float) -> list[dict[str, Any]]:
     """Local steps of h nodes with the paper's MNIST network, batches of 25,
     and their evaluation on 250 images."""
     sample = load()
-    shards, module = iid(sample.train_y, h, 100, seed=0), model("mnist")
+    shards, module = iid(sample.train_y, h, 25, seed=0), model("mnist")
     device = DeviceTask(arrays, sample, shards, module, batch_size=25, seed=0)
     tasks: dict[str, tuple[Any, Any]] = {arrays.device: (device, arrays)}
     if arrays.main:

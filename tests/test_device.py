@@ -1,6 +1,7 @@
 """The torch backend: equal to numba's results, and nothing with d in its shape leaves the device."""
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -283,6 +284,21 @@ def test_nccl_moves_arrays_if_each_worker_has_a_cuda_device_of_its_own(
     assert launch.carrier(device, here) == expected
     if device == "cuda":
         assert [local_device(device, rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+@pytest.mark.integration
+def test_benchmark_of_a_device_prints_rivals_and_ratios_of_every_part() -> None:
+    command = [sys.executable, str(HERE.parent / "benchmarks" / "device.py"), "--json"]
+    done = subprocess.run(
+        [*command, "--nodes", "9", "--models", "4", "--parameters", "500"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len({row["work"] for row in rows}) == 8
+    assert {row["rival"] for row in rows} == {"copy", "product", "numba"}
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["rival_seconds"] / row["seconds"])
+        assert (row["device"], row["bytes"] > 0) == ("cpu", True)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")

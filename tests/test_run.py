@@ -306,6 +306,13 @@ def test_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
     )
 
 
+def test_last_round_is_evaluated_on_fewer_test_examples_if_asked(finished: Result) -> None:
+    fewer = tiny(None, final_eval_size=20)
+    np.testing.assert_array_equal(fewer.models, finished.models)
+    np.testing.assert_allclose(fewer.nodes["accuracy"][-1] * 20 % 1, 0, atol=1e-9)
+    np.testing.assert_array_equal(fewer.nodes["accuracy"][:-1], finished.nodes["accuracy"][:-1])
+
+
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
     keywords = inspect.signature(simulate).parameters
     others = {

@@ -168,6 +168,7 @@ MEANT = {
     "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
     "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform",
     "no_show": 0.1, "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10,
+    "final_eval_size": 20,
     "model": "mlp", "dataset": "mnist", "consistent": True, "graph": "honest-first",
     "placement": "adversarial", "device": "cuda", "precision": "bfloat16", "max_grad_norm": 1.0,
     "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5, "sampling": "poisson",

@@ -255,6 +255,9 @@ class Spec(Training):
         description="several runs, such as 0-4 or 0,1,7; with intervals",
         examples=["0-4 or 0,1,7, each seed once"],
     )
+    final_eval_size: Annotated[int | None, Identity.LATER] = Field(
+        None, description="test examples of the last round's evaluation; all unless given", ge=1
+    )
     checkpoint_every: Annotated[int, Identity.NEVER] = Field(
         20, description="rounds between checkpoints; 0: only when interrupted", ge=0
     )

@@ -220,7 +220,8 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
         running.simulation.step(measured=False)
         steps = fastest(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)], 1)
         evaluation = fastest(lambda: running.simulation.evaluate(running.evaluate.subset), 1)
-    share = len(inputs.dataset.test_y) / len(running.evaluate.subset)
+    final = running.evaluate.final
+    share = len(inputs.dataset.test_y if final is None else final) / len(running.evaluate.subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 

@@ -77,6 +77,7 @@ class Fields(TypedDict, total=False):
     seed: int
     eval_every: int
     eval_size: int
+    final_eval_size: int | None
     checkpoint_every: int
     backend: Literal["auto", "numba", "torch", "plain"]
     device: str
@@ -173,7 +174,8 @@ def simulate(
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4";
         the result is then a RunSet.
-        eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
+        eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all,
+            or ``final_eval_size``).
         out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part
         of the run folder's name.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.

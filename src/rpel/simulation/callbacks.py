@@ -140,13 +140,15 @@ class Measure:
 
 @dataclass
 class Evaluate:
-    """Accuracy and loss of every honest node: on a subset every few rounds, on all test examples in the last.
+    """Accuracy and loss of every honest node: on a subset every few rounds, in the last one on ``final``,
+    which is None for all test examples.
 
     look: told a few times, on the way of the last one, which share of it is done.
     """
 
     simulation: Simulation
     subset: Integers
+    final: Integers | None = None
     look: Callable[[float], None] | None = None
     shown: Evaluation | None = None
 
@@ -155,7 +157,8 @@ class Evaluate:
         self.shown = None
         if last:
             self.shown = replace(
-                run.evaluate(None, self.look), output_accuracy=run.output_accuracy(self.look)
+                run.evaluate(self.final, self.look),
+                output_accuracy=run.output_accuracy(self.final, self.look),
             )
         elif run.is_evaluated(info.round):
             self.shown = run.evaluate(self.subset)

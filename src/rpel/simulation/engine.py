@@ -417,10 +417,12 @@ class Simulation:
         x, local = (self.backend.take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
         return gradient_norms(self.task, x, local, self.backend, examples)
 
-    def output_accuracy(self, look: Callable[[float], None] | None = None) -> Floats | None:
-        """(h,) of the honest nodes' output models on all test examples;
-        None where those are the last round's."""
-        return None if self._chosen is None else self._scores(*self._chosen, None, look)["accuracy"]
+    def output_accuracy(
+        self, subset: Integers | None = None, look: Callable[[float], None] | None = None
+    ) -> Floats | None:
+        """(h,) of the honest nodes' output models on these test examples (None: all);
+        None where those models are the last round's."""
+        return None if self._chosen is None else self._scores(*self._chosen, subset, look)["accuracy"]
 
     def _scores(
         self, x: Models, local: Models, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None

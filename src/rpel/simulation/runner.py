@@ -62,7 +62,8 @@ class Run:
         self.metrics = Metrics(spec.rounds, self.simulation.honest, self.simulation.each)
         self.path = None if folder is None else folder.path
         self.measure = Measure(self.simulation)
-        self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size))
+        final = None if spec.final_eval_size is None else inputs.subset(spec.final_eval_size)
+        self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size), final)
         named = spec_hash(spec, inputs.dataset.checksums, inputs.digests)
         about = {"run.hash": named, "run.code": inputs.versions["code"]}
         self.checkpoint = Checkpoint(self.simulation, self.measure, self.metrics, folder, workers, about)

@@ -314,8 +314,9 @@ def reproduce(
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None
     facts = {"out": str(work.out), "panels": made, "missing": work.missing}
     if not terminal.printed(facts, as_json, ensure_ascii=False):
-        for entry in made:
-            print(f"{work.out / entry['name']}.svg  {entry['figure']}: {entry['title']}  [{entry['note']}]")
+        words = [f"{entry['figure']}: {entry['title']}  [{entry['note']}]" for entry in made]
+        files = [f"{work.out / entry['name']}.svg" for entry in made]
+        terminal.print_pairs(list(zip(files, words, strict=True)))
         for name, why in work.missing.items():
             print(f"{name} was not made: {why}")
     if work.missing:
@@ -341,9 +342,8 @@ def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
     runs = f"runs: {all_runs}, finished before: {all_runs - todo}"
     display.say(f"panels: {len(work.panels)}, {runs}; measuring rounds")
     needed = seconds_needed(work)
-    display.say(
-        f"about {duration(sum(needed.values()))} for {todo} runs (measured on real rounds of each kind)"
-    )
+    runs = f"{duration(sum(needed.values()))} for {count(todo, 'run')}"
+    display.say(f"about {runs} (measured on real rounds of each kind)")
     return needed
 
 

@@ -75,7 +75,7 @@ def _finite(content: Any) -> Any:
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:
     """Names and what there is to say of each, broken between words where a person looks,
     a line each elsewhere."""
-    indent = max(len(name) for name, _ in rows) + 2
+    indent = max((len(name) for name, _ in rows), default=0) + 2
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, about in rows:
         text = _folded(about, max(columns - indent, 30)) if columns else about

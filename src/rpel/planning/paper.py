@@ -23,8 +23,8 @@ def simulate_max(
     low, pmf = hypergeometric.pmf(nodes - 1, byzantine, pull)
     from rpel.randomness import stream  # NumPy's generators take a while to load, and only a simulation draws
 
-    coins = stream(seed, ("plan", pull))
-    counts = coins.multinomial((nodes - byzantine) * rounds, pmf[::-1], size=simulations)
+    rng = stream(seed, ("plan", pull))
+    counts = rng.multinomial((nodes - byzantine) * rounds, pmf[::-1], size=simulations)
     return [low + len(pmf) - 1 - int(np.argmax(row > 0)) for row in counts]
 
 

@@ -278,7 +278,7 @@ class DivideAndConquer(Rule):
             return None
         at = group.context
         streams = (stream(at.seed, ("dnc", k), at.round, int(node)) for node in group.nodes[piece])
-        return np.array([np.sort(coins.choice(d, self.coordinates, replace=False)) for coins in streams])
+        return np.array([np.sort(rng.choice(d, self.coordinates, replace=False)) for rng in streams])
 
 
 def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:

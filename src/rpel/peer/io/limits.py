@@ -131,9 +131,9 @@ class Gate:
     """
 
     def __init__(
-        self, members: int, limits: Limits, drop: Callable[[Ticket], None], coins: random.Random | None = None
+        self, members: int, limits: Limits, drop: Callable[[Ticket], None], rng: random.Random | None = None
     ) -> None:
-        self._limits, self._drop, self._coins = limits, drop, coins or random.SystemRandom()
+        self._limits, self._drop, self._rng = limits, drop, rng or random.SystemRandom()
         self._tickets: dict[Stage, dict[Ticket, None]] = {
             stage: {} for stage in (Stage.MUTE, Stage.WAITING, Stage.PENDING)
         }
@@ -167,10 +167,10 @@ class Gate:
         wait = self._pace.turn(address, now)
         if wait is None:  # its address comes too often: one of those that wait gives way, whoever came first
             alike = [other for other in waiting if other.address == address]
-            self._give_way(self._coins.choice(alike))
+            self._give_way(self._rng.choice(alike))
             wait = self._limits.pending_each / self._pace.rate
         elif len(waiting) > self._limits.waiting:
-            self._give_way(self._coins.choice(self._expendable(waiting, self._limits.waiting)))
+            self._give_way(self._rng.choice(self._expendable(waiting, self._limits.waiting)))
         if ticket.stage is not Stage.WAITING or self._open[address] >= self._most:
             return None
         self._open[address] += 1
@@ -185,10 +185,10 @@ class Gate:
         pending = self._tickets[Stage.PENDING]
         alike = [other for other in pending if other.address == ticket.address and other is not ticket]
         if len(alike) >= self._limits.pending_each:
-            self._give_way(self._coins.choice(alike))
+            self._give_way(self._rng.choice(alike))
         elif len(pending) > self._limits.pending:
             others = (other for other in pending if other is not ticket)
-            self._give_way(self._coins.choice(self._expendable(others, self._limits.pending)))
+            self._give_way(self._rng.choice(self._expendable(others, self._limits.pending)))
         return True
 
     def admit(self, ticket: Ticket, now: float) -> None:

@@ -52,12 +52,12 @@ def example() -> str:
     >>> example().splitlines()[0], len(example().splitlines())
     ('age,pressure,cholesterol,pulse,ill', 601)
     """
-    coins = np.random.default_rng(0)
-    scaled = coins.normal(size=(_EXAMPLES, 4))
+    rng = np.random.default_rng(0)
+    scaled = rng.normal(size=(_EXAMPLES, 4))
     risk = (
         scaled @ np.array([0.9, 0.6, 0.4, -1.1])
         + 0.8 * scaled[:, 0] * scaled[:, 1]
-        + 0.5 * coins.normal(size=_EXAMPLES)
+        + 0.5 * rng.normal(size=_EXAMPLES)
     )
     values = np.array([60.0, 130.0, 245.0, 150.0]) + scaled * np.array([12.0, 18.0, 50.0, 23.0])
     file = io.StringIO()

@@ -24,14 +24,17 @@ BLOCK = 4096  # columns of a victim's rows at a time
 
 
 class Rival:
-    def __init__(self, work: Work) -> None:
+    """The round in float32; in float64 (`dtype`) what all contestants are compared with."""
+
+    def __init__(self, work: Work, dtype: torch.dtype = torch.float32) -> None:
         self.work, (_, self.h, self.batch), self.m = work, work.labels.shape, work.peers.shape[2] + 1
-        self.x = torch.from_numpy(work.initial.copy()).repeat(self.h, 1)
+        self.dtype = dtype
+        self.x = torch.from_numpy(work.initial.copy()).to(dtype).repeat(self.h, 1)
         self.momentum, self.half, self.g = (torch.zeros_like(self.x) for _ in range(3))
         self.network = comparators(self.m, range(work.f, self.m - work.f))
         small = work.network == "linear"
         shape = tuple(work.inputs.shape[3:])
-        net = model(work.network, shape, dropout=0.0)
+        net = model(work.network, shape, dropout=0.0).to(dtype)
         last = {"memory_format": torch.channels_last}
         self.modules = [] if small else [copy.deepcopy(net).to(**last) for _ in range(CORES)]  # type: ignore[call-overload]
         self.local = self._linear if small else self._autograd
@@ -45,7 +48,7 @@ class Rival:
     def step(self, t: int) -> None:
         w = self.work
         self.inputs, self.labels = (
-            torch.from_numpy(w.inputs[t].copy()),
+            torch.from_numpy(w.inputs[t].copy()).to(self.dtype),
             torch.from_numpy(w.labels[t].copy()).long(),
         )
         self.peers = torch.from_numpy(w.peers[t].copy()).long()
@@ -83,7 +86,7 @@ class Rival:
             width = inputs.shape[2]
             weight, bias = self.x[some, : 10 * width].view(c, 10, width), self.x[some, 10 * width :]
             delta = torch.baddbmm(bias[:, None], inputs, weight.mT).softmax(2)
-            delta.scatter_add_(2, self.labels[some, :, None], torch.full((c, self.batch, 1), -1.0))
+            delta.scatter_add_(2, self.labels[some, :, None], self.x.new_full((c, self.batch, 1), -1.0))
             delta /= self.batch
             self.g[some, : 10 * width] = torch.bmm(delta.mT, inputs).flatten(1)
             self.g[some, 10 * width :] = delta.sum(1)
@@ -119,7 +122,7 @@ class Rival:
 
     def _mixed(self, core: int, part: range) -> None:
         d = self.x.shape[1]
-        table, y, spare = torch.empty(self.m, d), torch.empty(self.m, BLOCK), torch.empty(BLOCK)
+        table, y, spare = (self.x.new_empty(size) for size in ((self.m, d), (self.m, BLOCK), (BLOCK,)))
         for i in part:
             honest = self.peers[i][self.peers[i] >= 0]
             answers = 1 + len(honest)
@@ -147,7 +150,7 @@ class Rival:
         for first in range(part.start, part.stop, 32):
             some = slice(first, min(first + 32, part.stop))
             peers = self.peers[some]
-            honest = (peers >= 0).float()[:, None]
+            honest = (peers >= 0).to(self.dtype)[:, None]
             rows = self.half[peers.clamp(min=0)]
             count = honest.sum(2, keepdim=True)
             mean = honest @ rows / count

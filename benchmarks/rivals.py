@@ -3,9 +3,10 @@
 Run: python benchmarks/rivals.py [WORK …] [--rounds N] [--data-dir DIR] [--json]. JAX lives in an environment
 of its own, `.venv-rivals`, which is made when it is not there. All get the same initial model, the same
 batches and the same pulls; the rivals' batches are ready normalised, and rpel draws and normalises within its
-round. First, equal work is checked: after the same rounds, all must have the same accuracy and the same
-models but for rounding (so dropout is left out of the CIFAR-10 network). Rounds are taken in turns, one at a
-time, and the best of each counts.
+round. First, equal work is checked: after one round, all must have the models of the same round computed in
+float64, but for rounding and for the neighbours that rounding exchanges, and its accuracy (so dropout is left
+out of the CIFAR-10 network). Later rounds say less: two trainings that differ by a rounding drift apart.
+Rounds are taken in turns, one at a time, and the best of each counts.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 
 import machine  # noqa: F401  (an empty cache of kernels)
-from contestant import race
+import rival_torch
+from contestant import race, read
 from rpel.config.spec import Spec
 from rpel.data import Dataset, dirichlet, from_arrays, iid, load, virtual
 from rpel.models import model
@@ -36,10 +38,12 @@ WORKS: dict[str, dict[str, Any]] = {
     "n=10,000 d=650": {"nodes": 10_000, "byzantine": 1_000, "pull": 30, "b_hat": 13, "batch_size": 25},
     "cifar10-20": {"nodes": 20, "byzantine": 3, "pull": 6, "b_hat": 3, "batch_size": 50},
 }
-OFF = 0.1  # root mean square, of what was learnt
+OFF = 1e-3  # of what a node has learnt, root mean square; half of the nodes must be nearer
+NORMALISED = {"cifar10-20": 2e-2}  # the same where batches are normalised: PyTorch's float32 is off by 8e-3
+SWAPPED = 0.5  # the same for every node: whose mixing took another neighbour is off by a part of the spread
 RIVALS = {"cifar10-20": ("torch",)}  # everywhere else both
 ROUNDS = {"cifar10-20": 3}  # everywhere else 6
-SCORED = 500  # test examples: CIFAR-10's network takes a second and a half of a core for them, for each model
+SCORED = 4, 250  # nodes and test examples: CIFAR-10's network takes three milliseconds of a core for each
 
 
 def ours(name: str, data_dir: str | None) -> Simulation:
@@ -155,38 +159,56 @@ def commands(name: str, folder: Path, data_dir: str | None) -> dict[str, list[st
 
 
 def compare(name: str, rounds: int, data_dir: str | None) -> list[dict[str, Any]]:
-    """Equal work checked, then rounds in turns; a line for each rival."""
+    """Equal work checked after the first round, which compiles, then rounds in turns; a line for each
+    rival."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, run = Path(temporary), ours(name, data_dir)
         write(run, name, rounds, folder)
+        exact = reference(folder)
         racers = {who: Contestant(command) for who, command in commands(name, folder, data_dir).items()}
         try:
             for t in range(rounds):
-                for racer in racers.values():
-                    racer.round(t, counts=t > 0)  # the first compiles
-            models = {who: racer.models(folder / f"{who}.npy") for who, racer in racers.items()}
+                for who, racer in racers.items():
+                    racer.round(t, counts=t > 0)
+                    if t == 0:
+                        check(run, exact, who, racer.models(folder / "models.npy"), NORMALISED.get(name, OFF))
+            for racer in racers.values():
+                racer.models(folder / "models.npy")  # and what memory it has needed until now
         finally:
             for racer in racers.values():
                 racer.end()
-    check(run, models)
     return [line(name, who, racers) for who in racers if who != "rpel"]
 
 
-def check(run: Simulation, models: dict[str, Any]) -> None:
-    """ValueError unless all have learnt the same.
-    Float32 Gram matrices take another neighbour here and there."""
+def reference(folder: Path) -> Any:
+    """The models after the first round of a work, by PyTorch's autograd in float64."""
+    exact = rival_torch.Rival(read(folder), torch.float64)
+    exact.step(0)
+    return exact.models().numpy()
+
+
+def check(run: Simulation, exact: Any, who: str, models: Any, most: float) -> None:
+    """ValueError unless a contestant has learnt what the reference has.
+
+    A Gram matrix in float32 takes another neighbour here and there; so do rows of float32 that are equally
+    near but for a rounding.
+    """
     task: Any = run.task
-    mine, local, initial = models["rpel"], task.local_state(len(models["rpel"])), task.initial()
-    some = np.arange(min(SCORED, task.examples.dataset.test_size))
-    scores = {who: task.evaluate(x, local, some)[0] for who, x in models.items()}
-    for who, theirs in models.items():
-        off = float(np.sqrt(np.square(theirs - mine).mean() / np.square(mine - initial).mean()))
-        say = (
-            f"  {who:6} accuracy {scores[who].mean():.4f}, off rpel's models by {off:.1e} of what was learnt"
-        )
-        print(say, file=sys.stderr)
-        if not off < OFF or not abs(scores[who].mean() - scores["rpel"].mean()) < 0.02:
-            raise ValueError(f"{who} computes something else than rpel")
+    initial = task.initial()
+    length = np.sqrt(np.square(exact - initial).mean(axis=1))
+    off = np.sqrt(np.square(models - exact).mean(axis=1)) / length
+    nodes, examples = SCORED
+    some, local = np.arange(min(examples, task.examples.dataset.test_size)), task.local_state(nodes)
+    score, wanted = (
+        float(task.evaluate(x[:nodes].astype(np.float32), local, some)[0].mean()) for x in (models, exact)
+    )
+    print(
+        f"  {who:6} off float64's models by {np.median(off):.1e} of what was learnt (half of the nodes), "
+        f"{off.max():.1e} (all); accuracy {score:.4f}, theirs {wanted:.4f}",
+        file=sys.stderr,
+    )
+    if not (np.median(off) < most and off.max() < SWAPPED and abs(score - wanted) < 0.02):
+        raise ValueError(f"{who} computes something else than the round in float64")
 
 
 def line(name: str, who: str, racers: dict[str, Contestant]) -> dict[str, Any]:

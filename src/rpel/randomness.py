@@ -38,7 +38,7 @@ def stream(seed: int, purpose: Purpose, round: int = 0, node: int = 0) -> Genera
     return Generator(Philox(key=key(seed, purpose), counter=[0, 0, node, round]))
 
 
-_FEW = 20  # nodes for which making generators costs less, in hundreds of rounds, than compiling
+_FEW = 100  # nodes for which one generator, set to each, costs less in a few hundred rounds than compiling
 
 
 def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size: int) -> NDArray[np.float64]:
@@ -52,8 +52,12 @@ def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size:
     nodes = _checked(ids)
     out = np.empty((len(nodes), size))
     if len(nodes) <= _FEW:
+        coins = stream(seed, purpose, round)
+        state = coins.bit_generator.state
         for row, node in zip(out, nodes, strict=True):
-            stream(seed, purpose, round, int(node)).random(out=row)
+            state["state"]["counter"][2] = node
+            coins.bit_generator.state = state
+            coins.random(out=row)
     else:
         _compiled(_fill)(*key(seed, purpose), np.uint64(round), nodes, out)
     return out
@@ -80,8 +84,7 @@ def sample_without_replacement(
         return others + (others >= nodes.astype(np.int64)[:, None])
     chosen = np.empty((len(nodes), size), np.int64)
     if len(nodes) <= _FEW:
-        owner = np.full(population, -1, np.int64)
-        _choose(draws(seed, purpose, round, ids, size), nodes.astype(np.int64), owner, chosen)
+        _choose_few(draws(seed, purpose, round, ids, size), nodes.astype(np.int64), population, chosen)
     else:
         _choose_in_blocks(seed, purpose, round, nodes.astype(np.int64), population, chosen)
     return chosen
@@ -106,11 +109,13 @@ def sample_others(
     for first in range(0, len(nodes), step):
         part = slice(first, first + step)
         uniform = draws(seed, purpose, round, ids[part], size)
-        few = len(nodes) <= _FEW
-        choose, skip = (_choose, _skip) if few else (_compiled(_choose), _compiled(_skip))
         nobody = np.full(len(uniform), left, np.int64)  # values are 0 … left − 1: nobody is stepped over yet
-        choose(uniform, nobody, np.full(left + 1, -1, np.int64), chosen[part])
-        skip(skipped[part], chosen[part])
+        if len(nodes) <= _FEW:
+            _choose_few(uniform, nobody, left + 1, chosen[part])
+            _skip(skipped[part], chosen[part])
+        else:
+            _compiled(_choose)(uniform, nobody, np.full(left + 1, -1, np.int64), chosen[part])
+            _compiled(_skip)(skipped[part], chosen[part])
     return chosen
 
 
@@ -171,6 +176,19 @@ def _choose(uniform: Any, nodes: Any, owner: Any, chosen: Any) -> None:
                 value = last
             owner[value] = r
             chosen[r, c] = value + (value >= nodes[r])
+
+
+def _choose_few(
+    uniform: NDArray[np.float64], nodes: NDArray[np.int64], population: int, chosen: NDArray[np.int64]
+) -> None:
+    """The same in NumPy, all rows at once."""
+    others, size = population - 1, uniform.shape[1]
+    for c in range(size):
+        last = others - size + c
+        value = np.minimum((uniform[:, c] * (last + 1)).astype(np.int64), last)
+        taken = (chosen[:, :c] == value[:, None]).any(axis=1)
+        chosen[:, c] = np.where(taken, last, value)
+    chosen += chosen >= nodes[:, None]
 
 
 def _fill(key0: Any, key1: Any, round: Any, nodes: Any, out: Any) -> None:

@@ -37,6 +37,8 @@ import llvmlite.binding
 import numba
 from numba import types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime.nrt import rtsys
@@ -222,6 +224,31 @@ class _Part(CPUDispatcher):
         )
 
 
+class _Linked(JITCodeLibrary):
+    """Code that is linked into that of others, and optimised and made machine code there: alone it never
+    runs, and numba would do both for it, too."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    @property
+    def codegen(self) -> "_Linked":
+        """Whom numba tells where a function's environment is: nothing here is at an address."""
+        return self
+
+    def set_env(self, name: str, environment: Any) -> None:
+        pass
+
+
+class _InnerCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, library: Any, *given: Any) -> None:
+        super().__init__(typing, target, library or _Linked(target.codegen(), "inlined"), *given)
+
+
 def inlined(function: F) -> F:
     """A function that compiled functions call and nobody else: it becomes part of each of them.
 
@@ -233,7 +260,7 @@ def inlined(function: F) -> F:
     3
     """
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(F, _Part(function, targetoptions={**_OPTIONS, **options}))
+    return cast(F, _Part(function, targetoptions={**_OPTIONS, **options}, pipeline_class=_InnerCompiler))
 
 
 _OPTIONS: dict[str, Any] = {"nopython": True, "boundscheck": None, "nogil": True, "error_model": "numpy"}

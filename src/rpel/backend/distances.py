@@ -15,6 +15,7 @@ once, columns outermost. *By victim* (`victim_sums`): each victim's pairs on the
 The table is (n, d); the rows n, n + 1, … are those of `extra`, points that are not in it.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ _GROUPS = {
 }  # columns whose sums are added before they join the total: the unit of parallel work
 _BLOCK, _WHOLE = _BLOCKS[8], _GROUPS[8]
 _SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
+_AT_ONCE = 1 << 18  # pairs of rows that are looked up together
 _NOWHERE = np.zeros((0, 1))  # where no row stands outside the table
 
 Slots = NDArray[np.int32]
@@ -151,10 +153,14 @@ def to_first(m: int) -> Tiles:
 
 
 @cache
-def all_pairs(m: int) -> tuple[Tiles, Slots]:
-    """Every pair of m rows as tiles, and the numbers of the pairs."""
+def all_pairs(m: int) -> tuple[Tiles, Integers]:
+    """Every pair of m rows as tiles, and (m · m,) the place of each pair among their sums;
+    of a row and itself the one behind them."""
     slot = np.triu(np.full((m, m), -1, np.int32), 1)
-    return cut_tiles(slot), slot
+    tiles = cut_tiles(slot)
+    numbers = (slot + slot.T).astype(np.int64) - 1
+    np.fill_diagonal(numbers, len(tiles.members))
+    return tiles, numbers.ravel()
 
 
 # --- sums over tiles ----------------------------------------------------------------------------------------
@@ -279,7 +285,7 @@ def _among_by_victim(
     table: Floats,
     index: Integers,
     tiles: Tiles,
-    slot: Slots,
+    numbers: Integers,
     cut: Cut,
     begin: int,
     end: int,
@@ -287,15 +293,14 @@ def _among_by_victim(
     result: Floats,
 ) -> None:
     """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1, squared in the type of
-    `like`; slot (m, m) numbers the pairs."""
-    m = index.shape[1]
-    scratch, sums = (aligned(m * cut.block, like), np.empty(len(tiles.members))), np.empty(len(tiles.members))
+    `like`; tiles and numbers are those of `all_pairs`."""
+    m, slots = index.shape[1], len(tiles.members) + 1  # nothing is ever added to the last
+    scratch, sums = (aligned(m * cut.block, like), np.empty(slots)), np.empty(slots)
     for i in range(begin, end):
         _add_victim(table, result[i], index[i], index[min(i + 1, end - 1)], tiles, cut, scratch, sums)
-        for a in range(m):
-            result[i, a, a] = 0.0
-            for b in range(a + 1, m):
-                result[i, a, b] = result[i, b, a] = sums[slot[a, b] - 1]
+        values = result[i].reshape(-1)
+        for pair in range(len(numbers)):  # in the order of the result: a gather
+            values[pair] = sums[numbers[pair]]
 
 
 def pair_sums(table: Floats, extra: Floats, rows: Integers, tiles: Tiles, like: Floats = _NOWHERE) -> Floats:
@@ -344,30 +349,26 @@ def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> 
 # --- which strategy -----------------------------------------------------------------------------------------
 
 
-@compiled
+def _some(index: Integers) -> Iterator[slice]:
+    """Victims whose pairs of rows are there at once."""
+    step = max(1, _AT_ONCE // index.shape[1] ** 2)
+    return (slice(first, first + step) for first in range(0, len(index), step))
+
+
 def _mark(index: Integers, slot: Slots) -> None:
     """−1 in the upper triangle for each pair of different rows that some victim holds."""
-    h, m = index.shape
-    for i in range(h):
-        for a in range(m):
-            for b in range(a + 1, m):
-                p, q = index[i, a], index[i, b]
-                if p != q:
-                    slot[min(p, q), max(p, q)] = -1
+    for some in _some(index):
+        rows, others = index[some, :, None], index[some, None]
+        slot[np.minimum(rows, others), np.maximum(rows, others)] = -1
+    np.fill_diagonal(slot, 0)
 
 
-@compiled
 def _scatter(total: Floats, slot: Slots, index: Integers, result: Floats) -> None:
     """result[i, a, b] from the slot of rows index[i, a], index[i, b]; 0 where both are the same row."""
-    h, m = index.shape
-    for i in range(h):
-        for a in range(m):
-            result[i, a, a] = 0.0
-            for b in range(a + 1, m):
-                p, q = index[i, a], index[i, b]
-                value = 0.0 if p == q else total[slot[min(p, q), max(p, q)] - 1]
-                result[i, a, b] = value
-                result[i, b, a] = value
+    values = np.append(total, 0.0)  # slot 0, a row and itself, finds the 0
+    for some in _some(index):
+        rows, others = index[some, :, None], index[some, None]
+        result[some] = values[slot[np.minimum(rows, others), np.maximum(rows, others)] - 1]
 
 
 def _distinct(index: Integers, n: int) -> tuple[Integers, Integers]:
@@ -522,13 +523,14 @@ def settle(
     table: Floats, index: Integers, distances: Floats, k: int, factor: float, sure: NDArray[np.bool_],
     kept: Slots,
 ) -> None:  # fmt: skip
-    """kept[i] of the victims that are not sure, as exact distances have them: see `settled`,
-    its plain twin."""
+    """kept[i, anchor] where that is not sure, as exact distances have it: see `settled`, its plain twin."""
     m = distances.shape[1]
     row, place = np.empty(m), np.empty(m, np.int64)
     x, sums = np.empty(2 * _BLOCK), np.empty(2)
     for i in range(len(sure)):
-        for anchor in range(0 if sure[i] else m):
+        for anchor in range(m):
+            if sure[i, anchor]:
+                continue
             for j in range(m):
                 row[j] = -1.0 if j == anchor else distances[i, anchor, j]
             _order(row, place)
@@ -563,12 +565,12 @@ def _order(row: Floats, place: NDArray[np.int64]) -> None:
 
 @compiled
 def _neighbours(
-    table: Floats, index: Integers, tiles: Tiles, slot: Slots, cut: Cut, k: int, like: Floats, factor: float,
-    kept: Slots, sure: NDArray[np.bool_],
+    table: Floats, index: Integers, tiles: Tiles, numbers: Integers, cut: Cut, k: int, like: Floats,
+    factor: float, kept: Slots, sure: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     h, m = index.shape
     squared = np.empty((h, m, m))
-    _among_by_victim(table, index, tiles, slot, cut, 0, h, like, squared)
+    _among_by_victim(table, index, tiles, numbers, cut, 0, h, like, squared)
     nearest_of(squared, index, k, factor, 0, h, kept, sure)
     settle(table, index, squared, k, factor, sure, kept)
 
@@ -581,7 +583,7 @@ def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32
     >>> kept.tolist()
     [[[0], [1]]]
     """
-    pairs, sure = all_pairs(index.shape[1]), np.empty(len(index), np.bool_)
+    pairs, sure = all_pairs(index.shape[1]), np.empty(index.shape, np.bool_)
     factor = EXACT if table.dtype == np.float64 else NEARLY
     _neighbours(table, index, *pairs, _cut_of(table), k, table[:0], factor, kept, sure)
 
@@ -596,7 +598,7 @@ def neighbours(table: Floats, index: Integers, k: int) -> NDArray[np.int32]:
         return nearest(among(table, index), index, k)[0]
     squared = among(table, index, table[:0])
     kept, sure = nearest(squared, index, k, NEARLY)
-    for i in np.flatnonzero(~sure):
+    for i in np.flatnonzero(~sure.all(axis=1)):
         kept[i] = settled(table, index[i], squared[i], k, NEARLY)
     return kept
 

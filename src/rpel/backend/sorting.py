@@ -190,8 +190,8 @@ def nearest_of(
 ) -> None:  # fmt: skip
     """kept[i] = the neighbours within distances[i], i = begin … end − 1, in this thread.
 
-    sure[i]: whether they are those of the true distances, each of which is known but for a share of factor −
-    1 in all. index[i] are the rows: equal ones have equal distances.
+    sure[i, anchor]: whether they are those of the true distances, each of which is known but for a share of
+    factor − 1 in all. index[i] are the rows: equal ones have equal distances.
     """
     m = distances.shape[1]
     padded = (m + 15) // 16 * 16
@@ -200,25 +200,25 @@ def nearest_of(
     edge = np.empty(2)  # the last that is kept, the next
     edges = edge.view(np.int64)
     for i in range(begin, end):
-        certain = True
         for anchor in range(m):
+            certain = True
             for j in range(m):
                 row[j] = distances[i, anchor, j]
             row[anchor] = -1.0
             count_below(row, m, padded, rank)
             if _list(rank, m, k, column) > k:
                 _list_ties(rank, m, k, column)
-                certain &= factor == 1.0 or _is_sure_of_tie(row, rank, index[i], m, k, factor)
+                certain = factor == 1.0 or _is_sure_of_tie(row, rank, index[i], m, k, factor)
             elif factor != 1.0 and k < m:
                 last, after = np.int64(0), np.int64(_INFINITE)
                 for j in range(m):
                     last = max(last, bits[j] if rank[j] < k else np.int64(0))
                     after = min(after, bits[j] if rank[j] >= k else np.int64(_INFINITE))
                 edges[0], edges[1] = last, after
-                certain &= is_larger(edge[1], edge[0], factor)
+                certain = is_larger(edge[1], edge[0], factor)
             for j in range(k):
                 kept[i, anchor, j] = column[j]
-        sure[i] = certain
+            sure[i, anchor] = certain
 
 
 @inlined
@@ -278,7 +278,7 @@ def _list_ties(rank: NDArray[np.int64], m: int, k: int, column: NDArray[np.int32
 def nearest(
     distances: Floats, index: Any, k: int, factor: float = EXACT
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """(h, m, k) the k nearest columns of every anchor, itself included, ascending, and (h,) whether they
+    """(h, m, k) the k nearest columns of every anchor, itself included, ascending, and (h, m) whether they
     surely are, of distances that are known but for a share of factor − 1; index (h, m) are the rows.
 
     A column's rank is counted, not sorted for: m² comparisons, sixteen at a time, without a branch. The plain
@@ -290,7 +290,7 @@ def nearest(
     h, m, _ = distances.shape
     if distances.size < _FEW:
         return plain.nearest(distances, k), _are_sure(distances, index, k, factor)
-    kept, sure = np.empty((h, m, k), np.int32), np.empty(h, np.bool_)
+    kept, sure = np.empty((h, m, k), np.int32), np.empty((h, m), np.bool_)
 
     def work(begin: int, end: int) -> None:
         nearest_of(distances, index, k, factor, begin, end, kept, sure)
@@ -300,10 +300,10 @@ def nearest(
 
 
 def _are_sure(distances: Floats, index: Any, k: int, factor: float) -> NDArray[np.bool_]:
-    """(h,) as `nearest_of` says it, in NumPy."""
+    """(h, m) as `nearest_of` says it, in NumPy."""
     h, m, _ = distances.shape
     if factor == EXACT or k == m:
-        return np.ones(h, np.bool_)
+        return np.ones((h, m), np.bool_)
     own_first = np.where(np.eye(m, dtype=bool), -1.0, distances)
     order = np.sort(own_first, axis=2)
     last, after = order[:, :, k - 1], order[:, :, k]
@@ -314,4 +314,4 @@ def _are_sure(distances: Floats, index: Any, k: int, factor: float) -> NDArray[n
         apart = not below.size or value > max(0.0, below.max()) * factor
         apart = apart and (not above.size or value * factor < above.min() < np.inf)
         sure[i, anchor] = apart and value > LEAST and len(set(index[i][equal].tolist())) == 1
-    return np.asarray(sure.all(axis=1))
+    return np.asarray(sure)

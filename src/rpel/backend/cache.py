@@ -232,7 +232,6 @@ class _Linked(JITCodeLibrary):
         pass
 
     def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
         self._finalized = True
 
     @property
@@ -246,7 +245,9 @@ class _Linked(JITCodeLibrary):
 
 class _InnerCompiler(Compiler):
     def __init__(self, typing: Any, target: Any, library: Any, *given: Any) -> None:
-        super().__init__(typing, target, library or _Linked(target.codegen(), "inlined"), *given)
+        begin: Any = super().__init__  # numba declares no types
+        linked: Any = _Linked
+        begin(typing, target, library or linked(target.codegen(), "inlined"), *given)
 
 
 def inlined(function: F) -> F:

@@ -131,13 +131,13 @@ def shown(values: Sequence[float | None]) -> str:
     """Mean and half of the range over the seeds.
 
     >>> shown([0.5, 0.7]), shown([None, 0.5]), shown([0.25]), shown([2.0])
-    ('.600 ± .100', 'overflowed', '.250', '2.000')
+    ('.600\\xa0±\\xa0.100', 'overflowed', '.250', '2.000')
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < len(values):
         return "overflowed"
     numbers = [statistics.fmean(known)] + ([(max(known) - min(known)) / 2] if len(known) > 1 else [])
-    return " ± ".join(f"{number:.3f}".removeprefix("0") for number in numbers)
+    return "\u00a0±\u00a0".join(f"{number:.3f}".removeprefix("0") for number in numbers)
 
 
 def better_alone(archive: Archive, runs: dict[int, KeptRun], alone: dict[int, KeptRun]) -> str:

@@ -135,12 +135,12 @@ def shown(values: Sequence[float]) -> str:
     """The mean, and half of the range over the seeds.
 
     >>> shown([0.5, 0.7]), shown([0.25]), shown([])
-    ('.600 ± .100', '.250', '–')
+    ('.600\\xa0±\\xa0.100', '.250', '–')
     """
     if not values:
         return "–"
     numbers = [statistics.fmean(values)] + ([(max(values) - min(values)) / 2] if len(values) > 1 else [])
-    return " ± ".join(f"{number:.3f}".removeprefix("0") for number in numbers)
+    return "\u00a0±\u00a0".join(f"{number:.3f}".removeprefix("0") for number in numbers)
 
 
 def rows_of(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -49,7 +49,7 @@ unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not integration and not full"
 
 # The site, into site/: every page is executed, warnings and dead links are errors. What pages print is kept in .docs-cache
-# until rpel's code or the page's changes.
+# until rpel's code or the page's changes: 220 CPU-seconds with nothing kept, 13 with everything.
 docs: $(VENV)/.installed-docs
 	@echo "building the site: a few minutes where pages are executed, well under one where only words changed"
 	rm -rf site jupyter_execute

@@ -222,8 +222,7 @@ def _advice(p: planning.Plan) -> list[tuple[str, str]]:
     if p.comfortable is not None and p.comfortable.pull > p.pull:
         c = p.comfortable
         taken = f"s = {c.pull}, b_hat = {c.b_hat} (hostile share {c.fraction:.3f})"
-        why = "the smallest s has the worst kappa"
-        rows.append(("default", f"a run or network without --pull uses {taken}: {why}"))
+        rows.append(("default", f"without --pull, runs and networks use {taken}: a better kappa"))
     if p.theorem_applies:
         rows.append(("theorem", f"applies: alpha = {p.alpha:.4g} < 1 (lambda = {p.lambda_:.4g})"))
     elif p.memory > 1:

@@ -8,7 +8,7 @@ Invariants:
   same arithmetic in the same order: same network, same ranks, same division, so the same bits.
 
 Columns outermost, victims inside: a block of the table stays in the second cache while every victim uses it;
-the values of one victim, `STRIDE` columns of them, stay in the first. float32 tables are mixed and trimmed in
+the values of one victim, a stride of columns, stay in the first. float32 tables are mixed and trimmed in
 float32 (weights in float64).
 """
 
@@ -31,7 +31,8 @@ from rpel.backend.sorting import network, operate
 from rpel.backend.vectors import BLOCK, add_rows, copy, weigh_rows
 from rpel.types import Floats, Integers
 
-STRIDE = 128  # columns of one victim at a time
+STRIDE = 128  # columns of one victim at a time: 31 rows and as many sums of them stay in the first cache
+_FEW, _FEW_STRIDE = 16, 256  # so few values per coordinate leave room there for more columns
 LARGE = 5e7  # values (victims · m · d), in one call or in many, from which a specialised kernel is compiled
 _LONGEST = 64  # values per coordinate up to which straight-line code is made
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
@@ -49,7 +50,7 @@ weights."""
 
 
 class Scratch(NamedTuple):
-    """What a thread needs for one victim: its rows and values, `STRIDE` columns each, a result,
+    """What a thread needs for one victim: its rows and values, `stride` columns each, a result,
     rows of a sum."""
 
     x: Floats
@@ -57,6 +58,7 @@ class Scratch(NamedTuple):
     z: Floats
     starts: Integers
     factors: Floats
+    stride: int
 
 
 @inlined
@@ -69,19 +71,21 @@ def unit_bounds(unit: int, cut: pool.Units, h: int, d: int) -> Any:
 
 
 @inlined
-def _scratch(table: Floats, rows: int, m: int) -> Scratch:
-    room = aligned((rows + m + 1) * STRIDE, table)
-    x, y, z = room[: rows * STRIDE], room[rows * STRIDE : (rows + m) * STRIDE], room[(rows + m) * STRIDE :]
-    return Scratch(x, y, z, np.empty(rows, np.int64), np.empty(rows))
+def _scratch(table: Floats, rows: int, m: int, stride: int) -> Scratch:
+    room = aligned((rows + m + 1) * stride, table)
+    x, y, z = room[: rows * stride], room[rows * stride : (rows + m) * stride], room[(rows + m) * stride :]
+    return Scratch(x, y, z, np.empty(rows, np.int64), np.empty(rows), stride)
 
 
 @inlined
-def _gather(table: Floats, rows: Integers, start: int, count: int, padded: int, x: Floats) -> None:
+def _gather(
+    table: Floats, rows: Integers, start: int, count: int, padded: int, stride: int, x: Floats
+) -> None:
     """x[j] = the columns start … start + count − 1 of a victim's row j, zeros up to `padded`."""
     for j in range(len(rows)):
-        copy(table, rows[j] * table.shape[1] + start, count, x, j * STRIDE)
+        copy(table, rows[j] * table.shape[1] + start, count, x, j * stride)
         for c in range(count, padded):
-            x[j * STRIDE + c] = 0
+            x[j * stride + c] = 0
 
 
 @inlined
@@ -91,10 +95,10 @@ def _weigh(weights: Floats, padded: int, s: Scratch) -> None:
         listed = 0
         for j in range(weights.shape[1]):
             if weights[a, j] != 0.0:
-                s.starts[listed] = j * STRIDE
+                s.starts[listed] = j * s.stride
                 s.factors[listed] = weights[a, j]
                 listed += 1
-        weigh_rows(s.x, s.starts, s.factors, listed, 0, padded, s.y, a * STRIDE)
+        weigh_rows(s.x, s.starts, s.factors, listed, 0, padded, s.y, a * s.stride)
 
 
 @inlined
@@ -156,18 +160,18 @@ def _any_tie(z: Floats, count: int) -> bool:
 def _break_ties(s: Scratch, count: int, f: int, divisor: Any) -> None:
     """Where z is NaN for a tie: the mean of the nearest by (distance, row), compared in float64;
     y are the values."""
-    m = len(s.y) // STRIDE
+    m = len(s.y) // s.stride
     for c in range(count):
         if np.isnan(s.z[c]):
-            s.z[c] = _nearest_by_row(s.y, c, m, m - f) / divisor
+            s.z[c] = _nearest_by_row(s.y, s.stride, c, m, m - f) / divisor
 
 
 @inlined
-def _nearest_by_row(y: Floats, c: int, m: int, kept: int) -> Any:
+def _nearest_by_row(y: Floats, stride: int, c: int, m: int, kept: int) -> Any:
     """Σ of the kept values of column c nearest to its median, ties to the lower row."""
     values = np.empty(m)
     for j in range(m):
-        values[j] = y[j * STRIDE + c]
+        values[j] = y[j * stride + c]
     low, high = 0.0, 0.0
     for j in range(m):
         place = _place(values, j)
@@ -177,7 +181,7 @@ def _nearest_by_row(y: Floats, c: int, m: int, kept: int) -> Any:
     apart = np.abs(values - median)
     total = y.dtype.type(0)
     for j in range(m):
-        total += y[j * STRIDE + c] if _place(apart, j) < kept else y.dtype.type(0)
+        total += y[j * stride + c] if _place(apart, j) < kept else y.dtype.type(0)
     return total
 
 
@@ -191,7 +195,7 @@ def _place(values: Floats, j: int) -> int:
 
 
 def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: int, s: Scratch) -> int:
-    """Fill y with the values of victim i, `STRIDE` apart: its rows, or what `mix` makes of them; return the
+    """Fill y with the values of victim i, `stride` apart: its rows, or what `mix` makes of them; return the
     padded number of columns. Inside kernels only, where the type of `mix` decides:
     nothing of the other kinds is compiled."""
     raise NotImplementedError
@@ -201,20 +205,20 @@ def _values(table: Floats, rows: Integers, i: int, mix: Mix, start: int, count: 
 def _values_by_type(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Kernel:
     def unmixed(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
         padded = (count + BLOCK - 1) // BLOCK * BLOCK
-        _gather(table, rows, start, count, padded, s.y)
+        _gather(table, rows, start, count, padded, s.stride, s.y)
         return padded
 
     def sums(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
         padded = (count + BLOCK - 1) // BLOCK * BLOCK
-        _gather(table, rows, start, count, padded, s.x)
+        _gather(table, rows, start, count, padded, s.stride, s.x)
         _, m, k = mix.shape
         for a in range(m):
-            add_rows(s.x, mix, (i * m + a) * k, k, STRIDE, padded, s.y, a * STRIDE)
+            add_rows(s.x, mix, (i * m + a) * k, k, s.stride, padded, s.y, a * s.stride)
         return padded
 
     def weighed(table: Any, rows: Any, i: Any, mix: Any, start: Any, count: Any, s: Any) -> Any:
         padded = (count + BLOCK - 1) // BLOCK * BLOCK
-        _gather(table, rows, start, count, padded, s.x)
+        _gather(table, rows, start, count, padded, s.stride, s.x)
         _weigh(mix[i], padded, s)
         return padded
 
@@ -237,7 +241,7 @@ def _generic(operation: int) -> Kernel:
         out: Floats,
     ) -> None:  # fmt: skip
         h, d = out.shape
-        s = _scratch(table, index.shape[1], m)
+        s = _scratch(table, index.shape[1], m, STRIDE)
         for unit in range(begin, end):
             left, right, first, last = unit_bounds(unit, cut, h, d)
             for i in range(first, last):
@@ -263,6 +267,7 @@ def _generic(operation: int) -> Kernel:
 @cache
 def _specialised(m: int, f: int, operation: int) -> Kernel:
     """The kernel of one (m, f, operation): literals inside, so `operate` becomes straight-line code."""
+    stride = _FEW_STRIDE if m <= _FEW else STRIDE
 
     def kernel(
         table: Floats,
@@ -275,14 +280,14 @@ def _specialised(m: int, f: int, operation: int) -> Kernel:
         out: Floats,
     ) -> None:
         h, d = out.shape
-        s = _scratch(table, index.shape[1], m)
+        s = _scratch(table, index.shape[1], m, stride)
         for unit in range(begin, end):
             left, right, first, last = unit_bounds(unit, cut, h, d)
             for i in range(first, last):
-                for start in range(left, right, STRIDE):
-                    count = min(STRIDE, d - start)
+                for start in range(left, right, stride):
+                    count = min(stride, right - start)  # a block need not be whole strides
                     padded = _values(table, index[i], i, mix, start, count, s)
-                    operate(s.y, STRIDE, padded, divisor, s.z, m, f, operation)
+                    operate(s.y, stride, padded, divisor, s.z, m, f, operation)
                     if operation == 2:  # noqa: SIM102  (alone: a literal, so that numba drops what follows)
                         if _any_tie(s.z, count):
                             _break_ties(s, count, f, divisor)

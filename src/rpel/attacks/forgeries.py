@@ -91,8 +91,8 @@ def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
 
 @per_victim
 def mimic(view: View, epsilon: int = 0) -> Models:
-    """The model of one honest peer, number epsilon of those that the victim asked: all hostile peers
-    over-represent it (Karimireddy et al., 2022)."""
+    """The model of the victim's honest peer number epsilon: all hostile peers over-represent it
+    (Karimireddy et al., 2022)."""
     # on a graph the victim itself is one of A
     peers = np.where(view.peers == view.own[:, None], -1, view.peers)
     rows = np.concatenate([peers, view.own[:, None]], axis=1)  # the own model for whoever has no honest peer

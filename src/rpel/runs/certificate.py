@@ -208,10 +208,22 @@ def versions(device: str = "cpu", modules: Mapping[str, str] | None = None) -> d
     decides |= {"device": device.partition(":")[0], **(modules or {})}
     code = hashlib.sha256(json.dumps([_sources(), sorted(decides.items())]).encode()).hexdigest()
     others = {"python": platform.python_version(), "scipy": importlib.metadata.version("scipy")}
-    return {"rpel": __version__, "code": code, **decides, **others}
+    return {"rpel": __version__, "code": code, **decides, **others, "processor": _processor()}
 
 
-_DO_NOT_DECIDE = ("rpel", "code", "python", "scipy")
+_DO_NOT_DECIDE = ("rpel", "code", "python", "scipy", "processor")
+
+
+@cache
+def _processor() -> str:
+    """Vendor, family and model of the processor: equal runs have equal bytes on equal ones only."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
+    return " ".join(known or [platform.machine()])
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import paper_results as tool
+import rpel
 from kept_runs import Archive
+from rpel.runs.certificate import versions
 from rpel.theory import reduction
 
 HEAD = "curve,x,seed,round,accuracy_mean,accuracy_worst,accuracy_lowest,bytes,run\n"
@@ -191,3 +193,47 @@ def test_measured_contraction_stands_beside_the_lemma(tmp_path: Path) -> None:
         [promised.alpha, promised.lambda_], rel=0.01
     )
     assert (row[8:10], row[11:]) == (["0.750", "1.25"], ["0.0100", "0.0100"])
+
+
+def test_pages_of_presets_list_every_seed_of_a_setting_once(tmp_path: Path) -> None:
+    spec = 'dataset = "mnist"\nmethod = "{}"\nrule = "{}"\nattack = "alie"\nrounds = {}\nseed = {}\n'
+    sizes = "nodes = 30\nbyzantine = 6\npull = 15\n"
+    runs = [
+        ("rpel", "mean", 200, 1),
+        ("rpel", "mean", 200, 0),
+        ("rpel", "mean", 60, 2),
+        ("gts", "gts", 200, 0),
+    ]
+    for k, fields in enumerate([*runs, runs[0]]):
+        finished(tmp_path / "runs", f"{k}", spec.format(*fields) + sizes, [0.5, 0.9 - fields[3] / 10])
+    archive = Archive(tmp_path / "runs.tar.xz")
+    archive.take(tmp_path / "runs")
+    archive.write()
+    rows = cells(tool.KINDS["settings"](tool.Panels(tmp_path), ["mnist"]))
+    ends = "0.9000, 0.8000"
+    assert rows == [["rpel", "mean", "30", "6", "15", "3", "alie", "0, 1", ends, ends, "2, 2"]]
+    (row,) = cells(tool.KINDS["settings"](tool.Panels(tmp_path), ["baselines"]))
+    assert row[0] == "gts"
+
+
+@pytest.mark.full
+def test_kept_run_made_again_has_the_same_numbers(shared_data: Path) -> None:
+    """Equal to the last digit on the processor and torch that made it, else within a point."""
+    runs = Archive(tool.PAGE.with_suffix("") / "runs.tar.xz").runs()
+    kept = next(
+        run for run in runs if run.name.startswith("mnist-n30-b1-s3-rpel-alie") and run.spec["seed"] == 0
+    )
+    fields = {
+        key: value for key, value in kept.spec.items() if key not in ("out", "scale", "workers", "engine")
+    }
+    again = rpel.simulate(**fields | {"data_dir": str(shared_data)})
+    here, there = versions(), kept.proof["versions"]
+    if all(here[key] == there.get(key) for key in ("processor", "torch")):
+        rows = [[{**row, "seconds": None} for row in table] for table in (again.history, kept.rows)]
+        assert rows[0] == rows[1]
+    else:
+        ends = [
+            [table[-1][key] for key in ("accuracy_mean", "accuracy_worst")]
+            for table in (again.history, kept.rows)
+        ]
+        assert ends[0] == pytest.approx(ends[1], abs=0.01)

@@ -1,10 +1,11 @@
-"""The numbers of docs/results/paper.md and paper-provenance.md: python tools/paper_results.py [FOLDER…].
+"""The numbers of docs/results/paper.md, paper-provenance.md, mnist.md and baselines.md:
+python tools/paper_results.py [FOLDER…].
 
-A FOLDER is one that rpel reproduce wrote, or one with run folders of the preset cifar10-20. Takes CSVs,
-pictures and what the runs' certificates say into docs/results/paper/, and the runs' small files into the
-archive runs.tar.xz there; then writes the pages' tables anew from there and nowhere else, so that without a
-FOLDER the pages stay as they are. A table stands between <!-- KIND PANEL… --> and <!-- end -->;
-a panel that was not run has a row that says so.
+A FOLDER is one that rpel reproduce wrote, or one with run folders of a preset. Takes CSVs, pictures and what
+the runs' certificates say into docs/results/paper/, and the runs' small files into the archive runs.tar.xz
+there; then writes the pages' tables anew from there and nowhere else, so that without a FOLDER the pages stay
+as they are. A table stands between <!-- KIND NAME… --> and <!-- end -->; a panel that was not run has a row
+that says so.
 """
 
 import json
@@ -28,7 +29,7 @@ from rpel.text import count
 from rpel.theory import reduction
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
-PAGES = (PAGE, PAGE.with_stem("paper-provenance"))
+PAGES = (PAGE, *(PAGE.with_stem(name) for name in ("paper-provenance", "mnist", "baselines")))
 MARK = re.compile(r"(<!-- (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN_PULLS = (10, 20, 30, 40, 50)
 Row = dict[str, Any]
@@ -347,6 +348,47 @@ def of_reductions(panels: Panels, names: list[str]) -> str:
     )
 
 
+# The runs of a page of its own, by what their specifications must be one of.
+PAPER_ATTACKS, GRAPH_METHODS = ("alie", "foe", "sign_flipping"), ("cs-plus", "gts", "clipped-gossip", "rtc")
+SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "mnist": {
+        "method": ("rpel",), "attack": PAPER_ATTACKS, "rule": ("nnm+trimmed_mean", "mean"),
+        "sizes": ((100, 10, 15), (30, 6, 15)),
+    },
+    "baselines": {
+        "method": ("rpel", *GRAPH_METHODS), "attack": ("alie", "dissensus"),
+        "rule": ("nnm+trimmed_mean", "cs_plus", "gts", "clipped_gossip_adaptive", "rtc"),
+        "sizes": ((30, 6, 15), (30, 1, 3)),
+    },
+}  # fmt: skip
+
+
+def of_settings(panels: Panels, names: list[str]) -> str:
+    """A row for each setting of a page (all fields alike but the seed): what its seeds ended with."""
+    wanted = SETTINGS[names[0]] | {"dataset": ("mnist",), "rounds": (200,), "scale": ("full",)}
+    groups: dict[tuple[Any, ...], dict[int, KeptRun]] = defaultdict(dict)
+    for run in panels.archive.runs():
+        sizes = tuple(run.spec.get(key) for key in ("nodes", "byzantine", "pull"))
+        spec = {"scale": "full", **run.spec, "sizes": sizes}
+        if all(spec.get(key) in allowed for key, allowed in wanted.items()):
+            key = sizes, spec["attack"], spec["method"] != "rpel", spec["method"], spec["rule"]
+            groups[key][spec.get("seed", 0)] = run
+    rows = []
+    for key in sorted(groups):
+        sizes, attack, _, method, rule = key
+        seeds = [run for _, run in sorted(groups[key].items())]
+        ends = [run.rows[-1] for run in seeds]
+        means, worst = (
+            ", ".join(f"{end[column]:.4f}" for end in ends) for column in ("accuracy_mean", "accuracy_worst")
+        )
+        met = ", ".join(str(run.proof["max_observed"]) for run in seeds)
+        b_hat = str(seeds[0].proof["plan"]["b_hat"])
+        cells = [method, rule, *map(str, sizes), b_hat, attack, ", ".join(map(str, sorted(groups[key])))]
+        rows.append([*cells, means, worst, met])
+    head = ["method", "rule", "n", "b", "s", "b_hat", "attack", "seeds", "mean accuracy", "worst node"]
+    return table([*head, "most hostile met"], rows)
+
+
 def _three(number: float) -> str:
     """Three digits, without an exponent.
 
@@ -364,6 +406,7 @@ KINDS: dict[str, Callable[[Panels, list[str]], str]] = {
     "sweep": of_sweep,
     "fractions": of_fractions,
     "figures": of_figures,
+    "settings": of_settings,
 }
 
 
@@ -381,7 +424,7 @@ def main() -> None:
     archive = Archive(folder / "runs.tar.xz")
     for new in map(Path, sys.argv[1:]):
         take(new, folder)
-        archive.take(new)
+        archive.take(new, also=("nodes.npz",))
     archive.write()
     panels = Panels(folder)
     draw_long_runs(panels)

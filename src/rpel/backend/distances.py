@@ -485,9 +485,11 @@ def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
     sums[:] = 0.0
     for start in range(0, d, _BLOCK):
         count = min(_BLOCK, d - start)
-        for c in range(_BLOCK):
-            x[c] = table[a, start + c] if c < count else 0.0
-            x[_BLOCK + c] = table[b, start + c] if c < count else 0.0
+        for c in range(count):
+            x[c] = table[a, start + c]
+            x[_BLOCK + c] = table[b, start + c]
+        x[count:_BLOCK] = 0.0
+        x[_BLOCK + count :] = 0.0
         add_pair_sum(x, _BLOCK, _BLOCK, sums)
         if (start + _BLOCK) % _WHOLE == 0 or start + _BLOCK >= d:
             sums[1] += sums[0]
@@ -495,10 +497,16 @@ def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
     return float(sums[1])
 
 
-def settled(table: Floats, rows: Integers, distances: Floats, k: int, factor: float) -> Slots:
+Known = dict[tuple[int, int], float]
+"""Exact distances of pairs of rows, the lower row first."""
+
+
+def settled(
+    table: Floats, rows: Integers, distances: Floats, k: int, factor: float, known: Known | None = None
+) -> Slots:
     """(m, k) the neighbours of one victim as exact distances have them, from such (m, m) as are known but for
-    a share of factor − 1: only those are computed on which it depends,
-    near the edge between kept and dropped.
+    a share of factor − 1: only those are computed on which it depends, near the edge between kept and
+    dropped, and only those that no other victim needed before.
 
     >>> table = np.array([[0.0], [1.0], [-1.0 - 1e-6]], np.float32)
     >>> about = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
@@ -512,8 +520,12 @@ def settled(table: Floats, rows: Integers, distances: Floats, k: int, factor: fl
     within = own | ((after > row * factor) & (after > LEAST) & (after < np.inf))
     beyond = (row > last * factor) & (row > LEAST) & (row < np.inf)
     value, x, sums = np.where(within, -1.0, np.inf), np.empty(2 * _BLOCK), np.empty(2)
+    known = {} if known is None else known
     for anchor, j in np.argwhere(~within & ~beyond).tolist():
-        value[anchor, j] = exact(table, rows[anchor], rows[j], x, sums)
+        pair = min(rows[anchor], rows[j]), max(rows[anchor], rows[j])
+        if pair not in known:
+            known[pair] = exact(table, *pair, x, sums)
+        value[anchor, j] = known[pair]
     nearest_first = np.argsort(value, axis=1, kind="stable")[:, :k]
     return np.sort(nearest_first, axis=1).astype(np.int32)
 
@@ -598,8 +610,13 @@ def neighbours(table: Floats, index: Integers, k: int) -> NDArray[np.int32]:
         return nearest(among(table, index), index, k)[0]
     squared = among(table, index, table[:0])
     kept, sure = nearest(squared, index, k, NEARLY)
-    for i in np.flatnonzero(~sure.all(axis=1)):
-        kept[i] = settled(table, index[i], squared[i], k, NEARLY)
+    open_, known = np.flatnonzero(~sure.all(axis=1)), Known()
+
+    def work(begin: int, end: int) -> None:
+        for i in open_[begin:end]:
+            kept[i] = settled(table, index[i], squared[i], k, NEARLY, known)
+
+    pool.run(work, len(open_), small=len(open_) * table.shape[1] < _SMALL)
     return kept
 
 

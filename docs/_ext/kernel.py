@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from IPython import get_ipython  # type: ignore[import-not-found]
+from IPython import get_ipython
 
 for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel asks for colours, as a terminal does
     os.environ.pop(name, None)

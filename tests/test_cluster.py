@@ -165,14 +165,20 @@ def _raylet(node: Any) -> int:
 
 def test_sweep_runs_its_cells_as_ray_tasks(tmp_path: Path) -> None:
     file = tmp_path / "attacks.toml"
-    fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (FIELDS | {"rounds": 3}).items())
-    file.write_text(fields + '[grid]\nattack = ["alie", "foe", "nonsense"]\n')
+    given = {
+        key: value
+        for key, value in (FIELDS | {"rounds": 3}).items()
+        if key not in ("b_hat", "pull", "byzantine")
+    }
+    fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    # a pull of 2 cannot survive two hostile nodes
+    file.write_text(fields + "[grid]\nbyzantine = [1, 2]\npull = [2, 6]\n")
     for engine in ("local", "ray"):
         command = [sys.executable, "-m", "rpel", "sweep", str(file), "--out", str(tmp_path / engine)]
         done = subprocess.run([*command, "--engine", engine], capture_output=True, text=True)
         assert done.returncode == 1, done.stderr
     tables = [json.loads((tmp_path / engine / "sweep.json").read_text()) for engine in ("local", "ray")]
-    assert [row["status"] for row in tables[1]] == ["done", "done", "failed"]
+    assert [row["status"] for row in tables[1]] == ["done", "done", "failed", "done"]
     for mine, theirs in zip(*tables, strict=True):
         assert mine["error"] == theirs["error"]
         if mine["path"]:

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rpel.data import DataError, crop_flip, datasets, formats, from_arrays, load
-from rpel.data.files import TIMEOUT, Remote, fetch
+from rpel.data.files import TIMEOUT, Remote, cache_folder, fetch
 from rpel.data.formats import Digests
+from rpel.files import cache_root
 from rpel.models import model, parameter_count
 from support.data_files import femnist, leaf_file, put
 from support.paths import ROOT
@@ -43,6 +44,22 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def to_idx(array: NDArray[np.uint8]) -> bytes:
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("own", "shared", "root"),
+    [("/own", "/shared", "/own"), (None, "/shared", "/shared/rpel"), (None, None, "/home/me/.cache/rpel")],
+)
+def test_cache_is_where_the_user_keeps_caches(
+    own: str | None, shared: str | None, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, value in (("RPEL_CACHE", own), ("XDG_CACHE_HOME", shared)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert cache_root() == Path(root)
+    assert cache_folder() == Path(root) / "data"
 
 
 # The sample

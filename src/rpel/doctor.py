@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rpel.files import cache_root
 from rpel.processes import cores
 from rpel.text import human_bytes
 
@@ -179,7 +180,7 @@ def _cache() -> Iterator[Check]:
 
     path = folder()
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    root = Path(os.environ.get("RPEL_CACHE") or "~/.cache/rpel").expanduser()
+    root = cache_root()
     persistent = root in path.parents
     lost = f"{root} cannot be written: kernels are compiled in each process"
     remedy = f"make {root} writable, or set RPEL_CACHE to a folder that is"

@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import IO
 
 
+def cache_root() -> Path:
+    """Of downloads and compiled kernels: $RPEL_CACHE, else ``rpel`` in $XDG_CACHE_HOME or ~/.cache."""
+    chosen = os.environ.get("RPEL_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rpel"
+
+
 @contextlib.contextmanager
 def atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file to write that takes its name only when all of it is on disk; ``mode`` as for os.open.

@@ -204,7 +204,7 @@ REFUSALS: list[tuple[Change, str]] = [
     (put(period=0), "period 0 is impossible"),
     (put(deadline=60.0), "deadline 60 is impossible: the nearest is 59.94"),
     (put(deadline=-1.0), "deadline -1 is impossible"),
-    (put(nodes=5), "nodes is 5, but there are 4 members"),
+    (put(nodes=5), "nodes is 5, but it has 4 members"),
     (put(nodes=3, pull=2), "b_hat 1 is impossible|nodes is 3"),
     (put(byzantine=2), "byzantine 2 is impossible: the nearest is 1"),
     (put(pull=4), "pull 4 is impossible: the nearest is 3"),

@@ -14,8 +14,8 @@ sources, and two processes that store two signatures of one function at the same
 code. So the locator names a folder by a hash over all that matters,
 and compilations hold a lock between processes.
 
-The folder is below ``$RPEL_CACHE/kernels`` or ``~/.cache/rpel/kernels``, else one for this process in the
-temporary directory. Whoever makes a new one removes those that nobody has used for 30 days.
+The folder is below ``kernels`` in :func:`rpel.files.cache_root`, else one for this process in the temporary
+directory. Whoever makes a new one removes those that nobody has used for 30 days.
 """
 
 import atexit
@@ -43,7 +43,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime.nrt import rtsys
 
-from rpel.files import locked
+from rpel.files import cache_root, locked
 from rpel.processes import uncollected
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,9 +81,7 @@ def folder(source: Path = _HERE) -> Path:
     >>> folder().is_dir()
     True
     """
-    chosen = os.environ.get("RPEL_CACHE")
-    root = Path(chosen) if chosen else Path.home() / ".cache" / "rpel"
-    path = root / "kernels" / _fingerprint(tuple(_sources(source)))
+    path = cache_root() / "kernels" / _fingerprint(tuple(_sources(source)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with held(path.parent / "lock") as alone:

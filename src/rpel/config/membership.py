@@ -31,6 +31,7 @@ from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.planning.windows import window_probability
 from rpel.rules.registry import built_in
+from rpel.text import count
 from rpel.types import CONFIDENCE, ROBUST_RULE, WireName
 
 INIT_FILE = "init.safetensors"
@@ -396,7 +397,7 @@ def _check(where: str, m: Membership, draft: bool) -> None:
     for sentence in _hours_wrong(m):
         raise ValueError(f"{where}{sentence}")
     if len(m.members) > m.nodes or (len(m.members) < m.nodes and not draft):
-        raise ValueError(f"{where}nodes is {m.nodes}, but there are {len(m.members)} members")
+        raise ValueError(f"{where}nodes is {m.nodes}, but it has {count(len(m.members), 'member')}")
     check_different(where, m.members)
     for member in m.members if not m.allow_private else ():
         check_public(where, member)
@@ -523,11 +524,11 @@ def cautions(m: Membership) -> Iterator[str]:
     """Sentences on what is allowed and should be known: members of one organisation, weak plans,
     certificates' ends."""
     organisations = Counter(member.organisation for member in m.members if member.organisation)
-    for organisation, count in organisations.items():
-        if count > 1:
+    for organisation, several in organisations.items():
+        if several > 1:
             yield (
-                f"{count} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if "
-                f"that organisation turns hostile it takes up {count} of them"
+                f"{several} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if "
+                f"that organisation turns hostile it takes up {several} of them"
             )
     holds = window_probability(m.nodes, m.byzantine, m.pull, m.rounds, m.memory, m.b_hat)
     if holds < m.confidence:

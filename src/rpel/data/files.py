@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rpel.files import cache_root
+
 Progress = Callable[[str, int, int | None], None]
 """progress(name, done, total): bytes so far and in all; total is None where the server does not say."""
 
@@ -59,8 +61,8 @@ def read(path: Path) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``data`` in RPEL_CACHE, or in ~/.cache/rpel."""
-    return Path(os.environ.get("RPEL_CACHE") or "~/.cache/rpel").expanduser() / "data"
+    """Where downloads are kept."""
+    return cache_root() / "data"
 
 
 def search_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:

@@ -476,16 +476,19 @@ def _by_rule(
     assert view.rule is not None
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
+    if not able.any():
+        return view.kernels.take(table, index[:, 0])
+    among = np.flatnonzero(able) if places is None else places[able]
+    # a rule by itself: what it was told
+    context = view.rule.context if view.context.ids is None else view.context
+    given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
+    aggregate = view.rule.aggregate(
+        table, index[able], **given, kernels=kernels, context=context.among(among), finite=finite
+    )
+    if able.all():
+        return aggregate
     result = view.kernels.take(table, index[:, 0])
-    if able.any():
-        among = np.flatnonzero(able) if places is None else places[able]
-        # a rule by itself: what it was told
-        context = view.rule.context if view.context.ids is None else view.context
-        given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
-        aggregate = view.rule.aggregate(
-            table, index[able], **given, kernels=kernels, context=context.among(among), finite=finite
-        )
-        view.kernels.put(result, able, aggregate)
+    view.kernels.put(result, able, aggregate)
     return result
 
 

@@ -104,7 +104,9 @@ PARTS: dict[str, list[Fields]] = {
     "ages": [asynchronous("oldest", age) for age in AGES] + [asynchronous("alie", age) for age in (2.0, 4.0)],
     "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
     "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
-    "more": [exchange(100, name, *way) for name in ("foe", "strongest(alie)") for way in THREE],
+    "more": [
+        exchange(100, name, *way) for name in ("foe", "strongest(alie)") for way in (*THREE, (3, "float32"))
+    ],
     "random": [exchange(30, name, 1, RANDOM) for name in EVERY],
     "bits-all": [exchange(30, name, 1, code) for name in FEW for code in FOUR_BITS],
     "rest": [exchange(100, "alie", c, code) for c, code in ((2, "int8"), (1, "bfloat16"), (3, "float32"))]

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.planning import max_byzantine_cdf, plan, window_probability, window_quantile
+from rpel.config.spec import Spec
+from rpel.planning import max_byzantine_cdf, outvoted, plan, window_probability, window_quantile
 from rpel.planning.windows import window_holds
+from rpel.rules import rule
+from rpel.simulation.methods import remarks, resolve
+from rpel.types import ROBUST_RULE
+from support.commands import rpel
 
 
 @pytest.mark.parametrize(
@@ -122,3 +127,27 @@ def test_impossible_plan_with_memory_is_refused(question: dict[str, Any], words:
         plan(nodes=100, byzantine=10, rounds=200, **question)
     assert all(word in str(refused.value) for word in words)
     assert "\n" not in str(refused.value)
+
+
+@given(memory=st.integers(2, 4), pull=st.integers(2, 12), data=st.data())
+def test_caution_stands_where_new_answers_cannot_hold_back_a_node_that_runs_away(
+    memory: int, pull: int, data: st.DataObject
+) -> None:
+    """Own and remembered models are far away together, the new answers where everybody else is."""
+    window = memory * pull
+    b_hat = data.draw(st.integers(1, window // 2))
+    models = np.zeros((window + 1, 3))
+    models[: window + 1 - pull] = 1000.0
+    models += np.random.default_rng(0).normal(size=models.shape)
+    stays_away = bool((rule(ROBUST_RULE, f=b_hat)(models) > 990).all())
+    assert stays_away == (outvoted(pull, b_hat, memory) is not None)
+
+
+def test_run_and_plan_say_where_new_answers_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = Spec(nodes=30, byzantine=6, pull=5, memory=3)
+    assert "pull 5 is not above b_hat 6" in " ".join(remarks(spec, resolve(spec)))
+    enough = spec.replace(pull=7)
+    assert "is not above" not in " ".join(remarks(enough, resolve(enough)))
+    sizes = ["--nodes", "30", "--byzantine", "6", "--rounds", "60", "--memory", "3", "--pull", "5"]
+    out, _ = rpel("plan", *sizes, capsys=capsys)
+    assert "pull 5 is not above b_hat 6" in out

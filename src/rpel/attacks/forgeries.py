@@ -482,7 +482,7 @@ def _by_rule(
     # a rule by itself: what it was told
     context = view.rule.context if view.context.ids is None else view.context
     given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
-    aggregate = view.rule.aggregate(
+    aggregate: Models = view.rule.aggregate(
         table, index[able], **given, kernels=kernels, context=context.among(among), finite=finite
     )
     if able.all():

@@ -192,6 +192,8 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     if p.memory > 1:
         first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
         rows.append(("memory", f"{first}; a node keeps {p.window - p.pull} models of earlier rounds"))
+        if caution := planning.outvoted(p.pull, p.b_hat, p.memory):
+            rows.append(("caution", caution))
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""
         left = p.window - p.memory * p.no_shows - (p.b_hat if p.silent else 0)
@@ -209,7 +211,7 @@ def _choices(p: planning.Plan) -> Table:
     more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
     for c in sorted((*p.alternatives, *more), key=lambda c: c.pull):
         pulled = (str(c.pull), str(c.window)) if p.memory > 1 else (str(c.pull),)
-        kappa = number(c.kappa, ".4g", missing="none: not a minority")
+        kappa = number(c.kappa, ".4g", missing="not a minority")
         row = (*pulled, str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
         mark = "a run takes" if taken is not None and c.pull == taken.pull else ""
         table.add_row(mark, *row, style="bold green" if c.pull == p.pull else None)

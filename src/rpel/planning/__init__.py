@@ -14,7 +14,7 @@ from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
 from rpel.planning.planner import Choice, Method, Plan, comfortable, draw, mis_specified, plan, theorem
 from rpel.planning.traffic import PULLS, pullers, shortest_period
-from rpel.planning.windows import window_probability, window_quantile
+from rpel.planning.windows import outvoted, window_probability, window_quantile
 
 __all__ = [
     "PULLS",
@@ -26,6 +26,7 @@ __all__ = [
     "draw",
     "max_byzantine_cdf",
     "mis_specified",
+    "outvoted",
     "plan",
     "pullers",
     "quantiles",

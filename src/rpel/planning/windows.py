@@ -67,6 +67,23 @@ def check_window(nodes: int, pull: int, memory: int) -> None:
         )
 
 
+def outvoted(pull: int, b_hat: int, memory: int) -> str | None:
+    """What happens where line 9 may drop all of a round's new answers, s ≤ b̂ of m = c·s + 1 models.
+
+    Remembered answers move along with the node's own model, so own and remembered models, at least m − b̂ of
+    them, agree about any step of the node's, however wild: seen in docs/results/memory.md.
+
+    >>> outvoted(pull=8, b_hat=7, memory=2), outvoted(pull=8, b_hat=8, memory=1)
+    (None, None)
+    """
+    if memory == 1 or pull > b_hat:
+        return None
+    return (
+        f"pull {pull} is not above b_hat {b_hat}, so a round's new answers cannot hold back a node whose own "
+        "steps run away: what it remembers moves along with it"
+    )
+
+
 def is_exact(nodes: int, byzantine: int, pull: int, memory: int) -> bool:
     """Whether :func:`window_probability` is exact here and no bound.
 

@@ -315,7 +315,8 @@ def _check_memory(spec: Spec, attack: Attack) -> None:
 
 
 def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
-    """What was planned for a run that names no pull, and with which rules its own coincides.
+    """What was planned for a run that names no pull, what its memory risks,
+    and with which rules its own coincides.
 
     >>> spec = Spec(nodes=7, byzantine=2, rule="median")
     >>> remarks(spec, resolve(spec))
@@ -329,6 +330,8 @@ def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
             f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at "
             f"most {resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
         )
+    if caution := planning.outvoted(resolved.pull, resolved.b_hat, resolved.memory):
+        found.append(caution)
     *before, last = resolved.rule.split("+")
     alike = (
         {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from four_bits import FOUR_BITS, bytes_of, four_bits
 from kept_runs import Archive, KeptRun
-from rpel import plots, simulate
+from rpel import plots, rule, simulate
 from rpel.config.spec import Spec
 from rpel.simulation.methods import schedule
 from rpel.wire import Wire
@@ -87,6 +87,18 @@ def asynchronous(attack: str, max_age: float | None = None, n: int = 30) -> Fiel
     return exchange(n, attack) | times | late
 
 
+HELD: list[Fields] = [
+    run | changes
+    for run, changes in (
+        (exchange(30, "min_sum", 3), {}),
+        (exchange(30, "min_sum", 3), {"pull": 7}),
+        (exchange(100, "alie", 3), {}),
+        (exchange(100, "alie", 3), {"pull": 10, "b_hat": 9}),
+        (exchange(100, "alie", 2), {}),
+        (exchange(100, "alie", 2), {"pull": 9}),
+    )
+]
+"""Memories with as few new answers as b_hat or fewer, each beside one with more."""
 THREE: tuple[tuple[int, str], ...] = ((1, "float32"), (1, "int8"), (2, "float32"))
 PARTS: dict[str, list[Fields]] = {
     "first": [exchange(30, name, *way) for name in ("alie", "foe") for way in THREE],
@@ -103,6 +115,7 @@ PARTS: dict[str, list[Fields]] = {
     "hundred-time": [run for name in TIMED for run in (asynchronous(name, n=100), exchange(100, name))],
     "ages": [asynchronous("oldest", age) for age in AGES] + [asynchronous("alie", age) for age in (2.0, 4.0)],
     "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
+    "held": HELD,
     "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
     "more": [
         exchange(100, name, *way) for name in ("foe", "strongest(alie)") for way in (*THREE, (3, "float32"))
@@ -201,6 +214,18 @@ PARAMETERS = 176_050
 """Of the MNIST network."""
 
 
+def own_step_kept(c: int, s: int, b_hat: int) -> float:
+    """The share that nnm+trimmed_mean keeps of a step in which a node leaves all others behind: the answers
+    that it remembers moved along with it, the s new ones did not.
+
+    >>> [round(own_step_kept(*way), 2) for way in ((1, 14, 6), (2, 7, 6), (3, 5, 6))]
+    [0.0, 0.67, 1.0]
+    """
+    models = np.zeros((c * s + 1, 1))
+    models[: (c - 1) * s + 1] = 1.0
+    return float(rule("nnm+trimmed_mean", f=b_hat)(models)[0])
+
+
 def size_of(code: str) -> float:
     """Bytes of a message."""
     return bytes_of(code, PARAMETERS) if code in FOUR_BITS else Wire(code).nbytes(PARAMETERS)  # type: ignore[arg-type]
@@ -266,6 +291,19 @@ class Results:
 
     def ahead(self) -> str:
         return self._table(30, ("strongest(alie)", AHEAD), _memories(30), ("alpha", "lambda"))
+
+    def held(self) -> str:
+        """How much of a node's own step line 9 keeps where the new answers disagree with it, and how
+        runs ended."""
+        lines = [["n", "attack", "c", "s", "b_hat", "own step kept", "mean, worst", "lost nodes", "seeds"]]
+        for fields in HELD:
+            cell = self.find(fields)
+            if cell.runs:
+                sizes = [str(fields[key]) for key in ("nodes", "attack", "memory", "pull", "b_hat")]
+                kept = own_step_kept(fields["memory"], fields["pull"], fields["b_hat"])
+                lost = f"{(cell.nodes()[:, -1] < 0.2).sum()} of {cell.nodes()[:, -1].size}"
+                lines.append([*sizes, f"{kept:.2f}", cell.shown, lost, str(len(cell.runs))])
+        return _markdown(lines)
 
     def wire_30(self) -> str:
         return self._table(30, EVERY, CODES)

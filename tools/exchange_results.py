@@ -420,9 +420,7 @@ class Results:
                 axes.plot([size], ends[1:], marker=marker, color=colour, label=label, linestyle="")
             axes.set(xscale="log", xlabel="bytes sent (GB)", title=f"n = {n}, under ALIE")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axes.xaxis.set_minor_formatter(
-                FuncFormatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
-            )
+            axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             if at == 1:
                 axes.set_ylabel("accuracy: mean (open), worst node (filled)")
             axes.legend(frameon=False, fontsize=8)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel.config.spec import Spec
-from rpel.planning import max_byzantine_cdf, outvoted, plan, window_probability, window_quantile
+from rpel.planning import max_byzantine_cdf, memory_caution, plan, window_probability, window_quantile
 from rpel.planning.windows import window_holds
 from rpel.rules import rule
 from rpel.simulation.methods import remarks, resolve
@@ -140,7 +140,7 @@ def test_caution_stands_where_new_answers_cannot_hold_back_a_node_that_runs_away
     models[: window + 1 - pull] = 1000.0
     models += np.random.default_rng(0).normal(size=models.shape)
     stays_away = bool((rule(ROBUST_RULE, f=b_hat)(models) > 990).all())
-    assert stays_away == (outvoted(pull, b_hat, memory) is not None)
+    assert stays_away == (memory_caution(pull, b_hat, memory) is not None)
 
 
 def test_run_and_plan_say_where_new_answers_are_too_few(capsys: pytest.CaptureFixture[str]) -> None:

@@ -301,7 +301,7 @@ class Results:
             if cell.runs:
                 sizes = [str(fields[key]) for key in ("nodes", "attack", "memory", "pull", "b_hat")]
                 kept = own_step_kept(fields["memory"], fields["pull"], fields["b_hat"])
-                lost = f"{(cell.nodes()[:, -1] < 0.2).sum()} of {cell.nodes()[:, -1].size}"
+                lost = f"{(~(cell.nodes()[:, -1] >= 0.2)).sum()} of {cell.nodes()[:, -1].size}"
                 lines.append([*sizes, f"{kept:.2f}", cell.shown, lost, str(len(cell.runs))])
         return _markdown(lines)
 

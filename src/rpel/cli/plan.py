@@ -192,7 +192,7 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
     if p.memory > 1:
         first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
         rows.append(("memory", f"{first}; a node keeps {p.window - p.pull} models of earlier rounds"))
-        if caution := planning.outvoted(p.pull, p.b_hat, p.memory):
+        if caution := planning.memory_caution(p.pull, p.b_hat, p.memory):
             rows.append(("caution", caution))
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""

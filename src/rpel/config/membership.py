@@ -29,7 +29,7 @@ from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.config.timetable import Count, Pace, Seconds, Since1970, Timetable
 from rpel.errors import nearest
 from rpel.files import atomic
-from rpel.planning.windows import outvoted, window_probability
+from rpel.planning.windows import memory_caution, window_probability
 from rpel.rules.registry import built_in
 from rpel.text import count
 from rpel.types import CONFIDENCE, ROBUST_RULE, WireName
@@ -533,7 +533,7 @@ def cautions(m: Membership) -> Iterator[str]:
     holds = window_probability(m.nodes, m.byzantine, m.pull, m.rounds, m.memory, m.b_hat)
     if holds < m.confidence:
         yield f"b_hat {m.b_hat} holds with probability {holds:.6g}, below the confidence {m.confidence:g}"
-    if caution := outvoted(m.pull, m.b_hat, m.memory):
+    if caution := memory_caution(m.pull, m.b_hat, m.memory):
         yield caution
     last = m.timetable.begins + m.timetable.end(m.rounds)
     ends = sorted((read_certificate(member.certificate).not_after, member.id) for member in m.members)

@@ -14,7 +14,7 @@ from rpel.planning.law import max_byzantine_cdf, quantiles
 from rpel.planning.paper import default_grid, simulate_max
 from rpel.planning.planner import Choice, Method, Plan, comfortable, draw, mis_specified, plan, theorem
 from rpel.planning.traffic import PULLS, pullers, shortest_period
-from rpel.planning.windows import outvoted, window_probability, window_quantile
+from rpel.planning.windows import memory_caution, window_probability, window_quantile
 
 __all__ = [
     "PULLS",
@@ -25,8 +25,8 @@ __all__ = [
     "default_grid",
     "draw",
     "max_byzantine_cdf",
+    "memory_caution",
     "mis_specified",
-    "outvoted",
     "plan",
     "pullers",
     "quantiles",

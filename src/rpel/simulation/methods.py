@@ -330,7 +330,7 @@ def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
             f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at "
             f"most {resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
         )
-    if caution := planning.outvoted(resolved.pull, resolved.b_hat, resolved.memory):
+    if caution := planning.memory_caution(resolved.pull, resolved.b_hat, resolved.memory):
         found.append(caution)
     *before, last = resolved.rule.split("+")
     alike = (

@@ -17,7 +17,6 @@ from torch import Tensor
 from rpel.tasks.linear import Affine, Layers
 from rpel.tasks.task import Engine
 from rpel.tasks.windows import (
-    LANES,
     SPARE,
     Place,
     Stage,
@@ -43,8 +42,8 @@ class _Scratch:
         self.images = np.zeros(count * s.height * s.width * s.channels + SPARE, dtype)
         self.d_images = np.zeros_like(self.images)
         self.winners = np.zeros(count * s.rows * s.columns * s.filters + SPARE, np.uint8)
-        self.weights = np.zeros(s.blocks * s.vectors * LANES * s.k * s.k * s.channels, dtype)
-        self.offsets = np.zeros(s.blocks * s.vectors * LANES, dtype)
+        self.weights = np.zeros(s.blocks * s.lanes * s.k * s.k * s.channels, dtype)
+        self.offsets = np.zeros(s.blocks * s.lanes, dtype)
         self.taps = np.zeros(s.filters * s.k * s.run + SPARE, dtype)
         self.d_taps = np.zeros_like(self.taps)
         self.begins = np.zeros(max(s.rows * s.columns, s.filters) + 4, np.int64)

@@ -7,8 +7,8 @@ Invariants (arrays of floats are flat and contiguous, positions count elements):
   so the derivative touches one patch per pooled value and not four;
 - images are (rows, columns, channels), so that one row of a patch is one contiguous run;
 - what is added to what, and in which order, is written here, so results repeat to the bit;
-- reads and writes come in whole vectors of `LANES` values: what lies beyond a run of values meets a factor of
-  zero or is dropped by the caller, and buffers end in `SPARE` values more than they hold.
+- reads and writes come in whole vectors of `LANES` or `NARROW` values: what lies beyond a run of values
+  meets a factor of zero or is dropped by the caller, and buffers end in `SPARE` values more than they hold.
 
 Plain twin: `max_pool2d(relu(conv2d(x, weight, bias)), 2)` of torch and its derivative.
 """
@@ -39,11 +39,12 @@ from rpel.backend.vectors import (
 from rpel.types import Floats
 
 LANES = BLOCK  # float32 values of a vector
-# vectors of filters at once: with four sums each (or eight), their taps and a pixel they fill the registers
-MOST = 3
-SPARE = MOST * LANES
+NARROW = 8  # of a short one, which costs half as much where vectors have 16
+# Filters at once: with four sums each (of two windows eight), their taps and a pixel they fill the registers.
+# 20 filters in 24 lanes take three quarters of the operations of 32.
+SOME, MORE, MOST = (16, 24, 32) if WIDE else (8, 16, 24)
+SPARE = 3 * LANES
 PAIRS = WIDE  # windows in pairs: 32 registers hold the sums of two
-NARROW = 8  # values of a short run
 NOBODY = 4  # the winner of a window in which no sum is positive
 
 
@@ -57,8 +58,8 @@ class Stage(NamedTuple):
     k: int
     rows: int
     columns: int
-    vectors: int
-    """Vectors of filters computed together."""
+    lanes: int
+    """Filters computed together."""
     blocks: int
     """Times that many are needed for all filters."""
     run: int
@@ -81,11 +82,10 @@ def stage(height: int, width: int, channels: int, filters: int, k: int) -> Stage
     (28, 28, 1, 20, 5, 12, 12)
     """
     rows, columns = (height - k + 1) // 2, (width - k + 1) // 2
-    needed = -(-filters // LANES)
-    vectors = min(range(1, MOST + 1), key=lambda v: (-(-needed // v) * v, -v))
+    lanes = min((SOME, MORE, MOST), key=lambda n: (-(-filters // n) * n, -n))
     narrow = NARROW if k * channels <= NARROW else LANES
     run = -(-k * channels // narrow) * narrow
-    return Stage(height, width, channels, filters, k, rows, columns, vectors, -(-needed // vectors), run)
+    return Stage(height, width, channels, filters, k, rows, columns, lanes, -(-filters // lanes), run)
 
 
 def place(s: Stage, padding: int = 0) -> Place:
@@ -103,10 +103,10 @@ def place(s: Stage, padding: int = 0) -> Place:
 # --- inner loops, written down because no optimiser finds them by itself ------------------------------------
 
 
-@instruction("vectors", "windows")
+@instruction("lanes", "windows")
 def pool_window(
     builder: Builder, image: Any, at: Any, row: Any, channels: Any, k: Any, weights: Any, first: Any,
-    bias: Any, bias_at: Any, vectors: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
+    bias: Any, bias_at: Any, lanes: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
     filters: Any,
 ) -> None:  # fmt: skip
     """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums,
@@ -116,47 +116,47 @@ def pool_window(
     each weight is read once.
 
     best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not
-    positive. weights[first:] are (k, k · channels, vectors · LANES); `vectors` is a literal.
+    positive. weights[first:] are (k, k · channels, lanes); `lanes` is a literal, a multiple of NARROW.
     Sums run over the patch in order.
     """
-    kind, run = vector_of(image, LANES), builder.mul(k, channels)
+    parts = [(p, vector_of(image, min(LANES, lanes - p))) for p in range(0, lanes, LANES)]
+    run = builder.mul(k, channels)
     corners = []
     for column in range(0, 2 * windows, 2):
         for line in (at, builder.add(at, row)):
             corners += [builder.add(line, builder.mul(channels, integer(column + x))) for x in range(2)]
-    lift = [load(builder, bias, builder.add(bias_at, integer(p * LANES)), kind) for p in range(vectors)]
+    lift = [load(builder, bias, builder.add(bias_at, integer(p)), kind) for p, kind in parts]
     sums = [[cgutils.alloca_once_value(builder, value) for value in lift] for _ in corners]
     with loop(builder, integer(0), k) as (ky, _):
         line = builder.mul(ky, row)
         begin = [builder.add(corner, line) for corner in corners]
-        here = builder.add(first, builder.mul(builder.mul(ky, run), integer(vectors * LANES)))
+        here = builder.add(first, builder.mul(builder.mul(ky, run), integer(lanes)))
         with loop(builder, integer(0), run) as (j, _):
-            place = builder.add(here, builder.mul(j, integer(vectors * LANES)))
-            taps = [
-                load(builder, weights, builder.add(place, integer(p * LANES)), kind) for p in range(vectors)
-            ]
+            place = builder.add(here, builder.mul(j, integer(lanes)))
+            taps = [load(builder, weights, builder.add(place, integer(p)), kind) for p, kind in parts]
             for totals, corner in zip(sums, begin, strict=True):
-                pixel = spread(builder, element(builder, image, builder.add(corner, j)), kind)
+                pixel = element(builder, image, builder.add(corner, j))
                 for total, tap in zip(totals, taps, strict=True):
-                    builder.store(add_product(builder, builder.load(total), pixel, tap), total)
+                    pixels = spread(builder, pixel, tap.type)
+                    builder.store(add_product(builder, builder.load(total), pixels, tap), total)
     for window in range(windows):  # in order: what one writes beyond its last filter the next one overwrites
         apart = builder.mul(filters, integer(window))
         results = (
             builder.gep(best, [builder.add(best_at, apart)]),
             builder.gep(winner, [builder.add(winner_at, apart)]),
         )
-        for p in range(vectors):
-            four = [builder.load(totals[p]) for totals in sums[4 * window : 4 * window + 4]]
-            _keep_largest(builder, four, kind, results, integer(p * LANES))
+        for i, (p, _) in enumerate(parts):
+            four = [builder.load(totals[i]) for totals in sums[4 * window : 4 * window + 4]]
+            _keep_largest(builder, four, results, integer(p))
 
 
-def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[Any, Any], at: Any) -> None:
+def _keep_largest(builder: Builder, sums: list[Any], results: tuple[Any, Any], at: Any) -> None:
     """The first largest of four, rectified, and its number;
     NaN is neither larger nor smaller and so stays visible."""
+    largest, kind = sums[0], sums[0].type
     who, *numbers, nobody = (
-        ir.Constant(ir.VectorType(ir.IntType(32), LANES), [q] * LANES) for q in (0, 1, 2, 3, NOBODY)
+        ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [q] * kind.count) for q in (0, 1, 2, 3, NOBODY)
     )
-    largest = sums[0]
     for q, total in zip(numbers, sums[1:], strict=True):
         wins = builder.fcmp_ordered(">", total, largest)
         largest, who = builder.select(wins, total, largest), builder.select(wins, q, who)
@@ -164,7 +164,7 @@ def _keep_largest(builder: Builder, sums: list[Any], kind: Any, results: tuple[A
     store(builder, builder.select(idle, zero(kind), largest), results[0], at)
     store(
         builder,
-        builder.trunc(builder.select(idle, nobody, who), ir.VectorType(ir.IntType(8), LANES)),
+        builder.trunc(builder.select(idle, nobody, who), ir.VectorType(ir.IntType(8), kind.count)),
         results[1],
         at,
     )
@@ -207,10 +207,10 @@ def add_runs(
 def arrange(s: Stage, weight: Floats, bias: Floats, weights: Floats, offsets: Floats, taps: Floats) -> None:
     """torch's weight (filters, channels, k, k) in the two orders needed here, the rest left as it is (zero).
 
-    weights (blocks, k, k, channels, vectors · LANES) for `pool`, offsets the bias in the same blocks, and
+    weights (blocks, k, k, channels, lanes) for `pool`, offsets the bias in the same blocks, and
     taps (filters, k, run) for `pool_gradient`.
     """
-    block, size = s.vectors * LANES, s.k * s.k * s.channels
+    block, size = s.lanes, s.k * s.k * s.channels
     given = weight.reshape(s.filters, s.channels, s.k, s.k)
     inner = given.transpose(2, 3, 1, 0).reshape(size, s.filters)
     for b in range(s.blocks):
@@ -238,18 +238,18 @@ def _pool_windows(
 ) -> None:  # fmt: skip
     """One window, or two beside each other."""
     c, k, n = s.channels, s.k, s.filters
-    if s.vectors == 1 and two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 1, 2, out, o, winners, w, n)
-    elif s.vectors == 1:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 1, 1, out, o, winners, w, n)
-    elif s.vectors == 2 and two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 2, 2, out, o, winners, w, n)
-    elif s.vectors == 2:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 2, 1, out, o, winners, w, n)
+    if s.lanes == SOME and two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, SOME, 2, out, o, winners, w, n)
+    elif s.lanes == SOME:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, SOME, 1, out, o, winners, w, n)
+    elif s.lanes == MORE and two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MORE, 2, out, o, winners, w, n)
+    elif s.lanes == MORE:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MORE, 1, out, o, winners, w, n)
     elif two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 3, 2, out, o, winners, w, n)
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MOST, 2, out, o, winners, w, n)
     else:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, 3, 1, out, o, winners, w, n)
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MOST, 1, out, o, winners, w, n)
 
 
 @compiled
@@ -260,7 +260,7 @@ def pool(
     """Pooled values of `count` images at their place in `out`, and winners (count, rows, columns,
     filters)."""
     row = s.width * s.channels
-    block = s.vectors * LANES
+    block = s.lanes
     size = s.k * s.k * s.channels * block
     # The last block may write beyond the last filter, where the first block writes afterwards: so it goes
     # first. Into a border it writes zeros, because weights and bias beyond the last filter are zero.

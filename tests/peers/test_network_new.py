@@ -565,6 +565,7 @@ def test_proof_is_verified_by_anybody_who_has_the_members_file(
     assert rpel(capsys, *command, code=1).out.startswith("not proven: ")
     assert json.loads(rpel(capsys, *command, "--json", code=1).out)["proven"] is False
     assert "No such file" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
+    assert "is a folder: give a peer" in rpel(capsys, "verify", str(tmp_path), code=2).err
 
 
 def test_network_founded_again_under_the_same_name_has_another_run_id(tmp_path: Path) -> None:

@@ -361,6 +361,8 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
     from rpel.peer.io.detector import verify
     from rpel.peer.io.journal import verify_audit
 
+    if evidence.is_dir():
+        raise ValueError(f"{evidence} is a folder: give a peer's audit.jsonl, or a file of its evidence")
     membership = Membership.load(members)
     try:
         if evidence.suffix == ".jsonl":

@@ -19,6 +19,7 @@ from rpel.text import human_bytes
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "arena"
 MARK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RULES_HOSTILE, METHODS_HOSTILE = 4, 1  # b of the two settings, which tells their runs apart
 UNABLE = ("bulyan",)
 """Rules that were asked for and could not run, so that no run tells of them."""
 
@@ -60,14 +61,16 @@ def matrix(standings: Standings, kind: str, column: str) -> list[str]:
 
 
 def ranking(standings: Standings, kind: str) -> list[str]:
-    """Places, with the worst case by seed."""
-    rows = [f"| place | {kind} | worst case | under | by seed | sent |", "|---" * 6 + "|"]
+    """Places, with the worst case by seed, and under how many of the attacks it is one."""
+    rows = [f"| place | {kind} | worst case | under | by seed | attacks | sent |", "|---" * 7 + "|"]
+    every = len(standings.opponents)
     for position, rank in enumerate(standings.ranking(), 1):
         seeds = ", ".join(f"{case:.3f}" for case in rank.cases.values())
+        run = str(every) if not rank.unable else f"{every - rank.unable} of {every}"
         facts = (
-            [short(rank.worst_case, 3), rank.attack, seeds, human_bytes(rank.bytes)]
+            [short(rank.worst_case, 3), rank.attack, seeds, run, human_bytes(rank.bytes)]
             if rank.cases
-            else ["–"] * 4
+            else ["–"] * 5
         )
         rows.append(f"| {position} | {called(rank, kind)} | " + " | ".join(facts) + " |")
     return rows
@@ -115,8 +118,10 @@ def main() -> None:
         archive.take(folder)
     archive.write()
     runs = archive.runs()
-    rules = standings([run for run in runs if run.spec["byzantine"] == 6], UNABLE)
-    methods = standings([run for run in runs if run.spec["byzantine"] == 1])
+    rules, methods = (
+        standings([run for run in runs if run.spec["byzantine"] == hostile], unable)
+        for hostile, unable in ((RULES_HOSTILE, UNABLE), (METHODS_HOSTILE, ()))
+    )
     heat_maps(rules, "rule", DOCS / "images" / "arena-rules.svg")
     heat_maps(methods, "method", DOCS / "images" / "arena-methods.svg")
     tables = {

@@ -83,6 +83,7 @@ COLUMNS = {1: 2, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 2, 9: 2, 10: 2}
 
 ATTACKS = {"SF": "sf", "FOE": "foe", "ALIE": "alie"}
 RIVALS = {"RPEL": "rpel", "CS+": "cs-plus", "GTS": "gts", "ClippedGossip": "clipped-gossip"}
+_THREE = "3 local steps"
 _SEEDS = {"mnist-100": "0-1", "mnist-30": "0-1", "cifar10-20": "0-2", "femnist-30": "0-1"}
 
 
@@ -173,6 +174,7 @@ def _cifar10() -> list[Panel]:
     for (steps, number), measure, s in product(((1, 9), (3, 10)), both, (6, 10)):
         figure = f"Figure {number} (CIFAR-10, Dissensus, {steps} local step{'s' * (steps > 1)})"
         title = f"{'average' if measure == 'mean' else 'worst'}, n = 20, b = 3, s = {s}"
+        title += f", {_THREE}" * (steps == 3)
         panels.append(
             _panel(
                 f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, "cifar10-20", measure,
@@ -185,7 +187,6 @@ def _cifar10() -> list[Panel]:
 def _others() -> list[Panel]:
     """Figures 11 to 21, one panel each."""
     cifar, femnist = "CIFAR-10, n = 20", "FEMNIST, n = 30"
-    three = "3 local steps"
     rows: list[tuple[str, str, str, dict[str, Any]]] = [
         ("mnist-100-b8", "MNIST, n = 100, b = 8, s = 15", "mnist-100", {"byzantine": 8, "b_hat": None}),
         ("mnist-30-b5", "MNIST, n = 30, b = 5, s = 15", "mnist-30", {"byzantine": 5}),
@@ -194,9 +195,9 @@ def _others() -> list[Panel]:
     ]
     for s in (6, 10, 19):
         changes = {"pull": s, "local_steps": 3}
-        rows.append((f"cifar10-local3-s{s}", f"{cifar}, b = 3, s = {s}, {three}", "cifar10-20", changes))
+        rows.append((f"cifar10-local3-s{s}", f"{cifar}, b = 3, s = {s}, {_THREE}", "cifar10-20", changes))
     for b, steps in product((0, 3), (1, 3)):
-        title = f"{femnist}, b = {b}, s = 6" + (f", {three}" if steps == 3 else "")
+        title = f"{femnist}, b = {b}, s = 6" + (f", {_THREE}" if steps == 3 else "")
         rows.append(
             (f"femnist-b{b}-local{steps}", title, "femnist-30", {"byzantine": b, "local_steps": steps})
         )

@@ -310,6 +310,17 @@ def test_person_is_asked_before_a_long_run_unless_yes_was_given(
     assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
 
 
+@pytest.mark.parametrize("seconds", [1000.0, 1.0], ids=["long", "short"])
+def test_log_is_told_of_the_tenths_of_long_runs_alone(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reproduce, "seconds_needed", lambda work: dict.fromkeys(work.open, seconds))
+    arguments = ("femnist-b0-local1", "--out", str(tmp_path), "--threads", "1")
+    _, log = rpel("reproduce", *arguments, capsys=capsys)
+    assert len(re.findall(r"round \d+ of 10", log)) == (10 if seconds == 1000 else 0)
+    assert "" not in log.splitlines()
+
+
 @pytest.mark.full
 def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path) -> None:
     command = [

@@ -298,7 +298,8 @@ def reproduce(
             tensorboard=tensorboard, download=shown.download, style=style,
         )  # fmt: skip
         needed = _estimated(work, shown)
-        shown.bars.stop()
+        if shown.console.is_terminal:
+            shown.bars.stop()  # it prints an empty line into a log
         if not terminal.agreed(sum(needed.values()), yes, shown.console):
             raise typer.Exit(0)
         with _engine(engine, address) as ray, terminal.interruptible(), _watching(shown.console) as watch:
@@ -308,7 +309,9 @@ def reproduce(
         if shown.console.is_terminal:
             shown.bars.start()
         try:
-            tick = shown.tick if shown.console.is_terminal else None  # there may be hundreds of runs
+            long = max(needed.values(), default=0.0) >= terminal.LONG
+            # A log is told of tenths where a run is long: there may be hundreds of short ones.
+            tick = shown.tick if shown.console.is_terminal or long else None
             made = make(work, needed, progress=tick, say=shown.say)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted and saved: the same command goes on from here") from None

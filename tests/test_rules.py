@@ -147,6 +147,18 @@ def test_smea_picks_the_subset_with_the_calmest_covariance() -> None:
     np.testing.assert_allclose(A.smea(2)(x), x[list(best)].mean(axis=0), atol=1e-12)
 
 
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(0, 8), st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
+def test_smea_leaves_aside_only_subsets_that_cannot_win(seed: int, f: int, equal: int, size: float) -> None:
+    """The same bits as when every subset's eigenvalue is computed."""
+    x = size * cloud(seed, 8, 5)
+    x[:f] *= 10.0 ** (seed % 5)
+    x[:equal] = x[0]
+    quick = A.smea(f)(x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rpel.rules.linear._least_eigenvalue", lambda gram: np.zeros(len(gram)))
+        assert quick.tobytes() == A.smea(f)(x).tobytes()
+
+
 def test_caf_equals_its_definition_in_the_full_space() -> None:
     x, f = cloud(8, 9, 4), 2
     x[1] += 4

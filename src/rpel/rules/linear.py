@@ -179,7 +179,8 @@ def _least_eigenvalue(gram: Floats) -> Floats:
         for _ in range(2):
             power = power @ power
         eighth, power = np.einsum("sij,sij->s", power, power), power @ power
-        return np.nan_to_num(trace * (np.einsum("sij,sij->s", power, power) / eighth) ** (1 / 8), posinf=0.0)
+        bound = trace * (np.einsum("sij,sij->s", power, power) / eighth) ** (1 / 8)
+    return np.asarray(np.nan_to_num(bound, posinf=0.0))
 
 
 def caf(f: int) -> Rule:

@@ -155,7 +155,7 @@ def test_smea_leaves_aside_only_subsets_that_cannot_win(seed: int, f: int, equal
     x[:equal] = x[0]
     quick = A.smea(f)(x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rpel.rules.linear._least_eigenvalue", lambda gram: np.zeros(len(gram)))
+        patch.setattr("rpel.rules.linear._lower_bound", lambda gram: np.zeros(len(gram)))
         assert quick.tobytes() == A.smea(f)(x).tobytes()
 
 

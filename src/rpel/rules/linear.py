@@ -160,9 +160,9 @@ def smea(f: int) -> Rule:
         gram = _centred_gram(
             squared[sets[:, :, None], sets[:, None, :]], np.full(sets.shape, 1 / sets.shape[1])
         )
-        least = _least_eigenvalue(gram)
-        # Not one that is surely larger than another subset's: few are left, and eigenvalues are dear.
-        near = least <= max(np.linalg.eigvalsh(gram[least.argmin()])[-1], 0.0) * (1 + 1e-9)
+        bound = _lower_bound(gram)
+        # Leave aside what is surely larger than another subset's: few remain, and eigenvalues are expensive.
+        near = bound <= max(np.linalg.eigvalsh(gram[bound.argmin()])[-1], 0.0) * (1 + 1e-9)
         values = np.full(len(sets), np.inf)
         values[near] = np.linalg.eigvalsh(gram[near])[:, -1]
         return values
@@ -170,8 +170,8 @@ def smea(f: int) -> Rule:
     return _best_subset("smea", f, largest_eigenvalue)
 
 
-def _least_eigenvalue(gram: Floats) -> Floats:
-    """What the largest eigenvalue of each Gram matrix (C, k, k) is at the least: Σ λ^16 ≤ λ_max^8 · Σ λ^8.
+def _lower_bound(gram: Floats) -> Floats:
+    """A lower bound on the largest eigenvalue of each Gram matrix (C, k, k), from Σ λ^16 ≤ λ_max^8 · Σ λ^8;
     0 where that says nothing: without any spread, or with one beyond all numbers."""
     trace = np.einsum("sii->s", gram)
     with np.errstate(invalid="ignore", divide="ignore"):

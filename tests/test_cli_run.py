@@ -204,17 +204,6 @@ def test_show_does_not_import_torch() -> None:
     loads_none_of({"torch", "numba", "matplotlib"}, "show", "quickstart")
 
 
-def test_graph_judges_what_the_baselines_assume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ("graph", "--nodes", "30", "--byzantine", "6", "--pull", "15")
-    content = json.loads(rpel(*base, "--json", capsys=capsys)[0])
-    assert (content["edges"], content["messages"], content["connectivity_needed"]) == (225, 450, 12)
-    assert content["sufficiently_connected"] == (content["connectivity"] >= 12)
-    picture = tmp_path / "graph.svg"
-    text, _ = rpel(*base, "--placement", "adversarial", "--plot", str(picture), capsys=capsys)
-    assert "b_hat must be b" in text
-    assert "<svg" in picture.read_text()
-
-
 def test_graph_is_saved_with_the_run_and_pushing_voids_the_guarantee(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,7 @@ def test_fast_help_equals_the_help_of_the_commands(capsys: pytest.CaptureFixture
     assert "reproduce" in helps[0]
 
 
-@pytest.mark.parametrize("words", [[], ["network"], ["peer"], ["import"]])
+@pytest.mark.parametrize("words", [[], ["network"], ["peer"]])
 def test_help_cuts_no_sentence_at_80_columns(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = rpel(*words, "--help", capsys=capsys)
     listed = out.partition("Commands:")[2]
@@ -135,7 +135,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-def test_ls_tells_finished_unfinished_and_broken_runs(
+def test_runs_tells_finished_unfinished_and_broken_runs(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(kept, tmp_path / "runs")
@@ -148,7 +148,6 @@ def test_ls_tells_finished_unfinished_and_broken_runs(
     (half,) = (row for row in rows if row["state"] == "unfinished")
     assert (half["done"], half["rounds"], half["attack"]) == (4, 6, "alie")
     text, _ = rpel("runs", str(tmp_path / "runs"), capsys=capsys)
-    assert rpel("ls", str(tmp_path / "runs"), capsys=capsys)[0] == text, "its other name"
     assert text.splitlines()[-1] == "1 finished, 1 unfinished, 1 broken"
     assert max(map(len, text.splitlines())) <= 80
 
@@ -157,9 +156,9 @@ def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.Ca
     path = simulate(**TINY, out=tmp_path).path
     assert path is not None
     (path / "metrics.jsonl").write_text((path / "metrics.jsonl").read_text().replace("0.", "0.9", 1))
-    (row,) = json.loads(rpel("ls", str(tmp_path), "--json", capsys=capsys)[0])
+    (row,) = json.loads(rpel("runs", str(tmp_path), "--json", capsys=capsys)[0])
     assert row["edited"] == ["metrics.jsonl"]
-    assert "edited: metrics.jsonl" in " ".join(rpel("ls", str(tmp_path), capsys=capsys)[0].split())
+    assert "edited: metrics.jsonl" in " ".join(rpel("runs", str(tmp_path), capsys=capsys)[0].split())
 
 
 def test_foreign_run_is_listed_without_terminal_commands(
@@ -173,7 +172,7 @@ def test_foreign_run_is_listed_without_terminal_commands(
     shutil.copytree(tmp_path / "a", tmp_path / "c\x1b[2J")
     (tmp_path / "c\x1b[2J" / "certificate.json").unlink()
     runs, page = [str(path) for path in sorted(tmp_path.iterdir())], str(tmp_path / "page.html")
-    for words in (["ls", str(tmp_path)], ["compare", *runs[:2]], ["report", *runs, "-o", page]):
+    for words in (["runs", str(tmp_path)], ["compare", *runs[:2]], ["report", *runs, "-o", page]):
         assert "\x1b" not in "".join(rpel(*words, capsys=capsys))
 
 
@@ -183,7 +182,6 @@ def test_foreign_run_is_listed_without_terminal_commands(
         (["run", "quickstart", "--rounds", "1", "--out", "{file}"], "{file} is a file"),
         (["report", "{runs}", "-o", "{page}", "--csv", "{folder}"], "{folder} is a folder"),
         (["report", "{runs}", "-o", "{page}", "--figures", "{file}"], "{file} is a file"),
-        (["import", "byzfl", "{folder}"], "{folder} is a folder"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )

@@ -1,4 +1,4 @@
-"""rpel doctor says what is wrong with a machine and how to repair it; rpel bench measures ratios."""
+"""rpel doctor says what is wrong with a machine and how to repair it."""
 
 import importlib.metadata
 import json
@@ -14,7 +14,6 @@ from rpel import doctor
 from rpel.certificates import create
 from rpel.cli import main
 from rpel.doctor import Check, examine
-from rpel.experiments.bench import Measurement, fastest
 
 
 def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
@@ -180,24 +179,3 @@ def test_key_that_others_can_read_and_a_port_in_use_are_problems(
         text = rpel("doctor", "--config", str(peer), capsys=capsys, code=1)
     assert re.search(r"WRONG  key: .* is readable by others\n       chmod 600", text)
     assert re.search(r"WRONG  port: .* Address already in use\n       stop what uses it", text)
-
-
-def test_measurement_is_a_ratio() -> None:
-    one = Measurement("ours", 0.5, "theirs", 2.0)
-    assert (one.ratio, one.to_dict()["ratio"]) == (4.0, 4.0)
-    calls: list[int] = []
-    assert fastest(lambda: calls.append(1), 4) >= 0
-    assert len(calls) == 4
-
-
-@pytest.mark.full
-def test_bench_prints_ratios_of_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(rpel("bench", "--json", capsys=capsys))
-    assert content["seconds"] > 0
-    rows = {row["name"]: row for row in content["benchmarks"]}
-    assert {name.partition(",")[0] for name in rows} == {
-        "nnm+trimmed_mean", "forging ALIE", "a whole round", "plan for 100", "first call",
-    }  # fmt: skip
-    for row in rows.values():
-        assert set(row) == {"name", "seconds", "against", "seconds_against", "ratio"}
-        assert row["ratio"] == pytest.approx(row["seconds_against"] / row["seconds"])

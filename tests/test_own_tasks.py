@@ -173,7 +173,7 @@ def test_reports_name_a_metric_and_its_direction(tmp_path: Path, capsys: pytest.
     assert "mae on test data (less is better)" in page.read_text("utf-8")
     assert "the node that ends highest" in page.read_text("utf-8")
     assert "measure & mean & worst node" in (tmp_path / "table.tex").read_text("utf-8")
-    content = json.loads(rpel("ls", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
+    content = json.loads(rpel("runs", str(tmp_path / "runs"), "--json", capsys=capsys)[0])
     assert all(row["state"] == "finished" and row["measure"] == "mae" for row in content)
     assert all(
         "accuracy_mean" not in row and row["metric.mae_worst"] >= row["metric.mae_mean"] for row in content

@@ -120,7 +120,11 @@ class Graph:
         return bool(nx.is_connected(self.networkx().subgraph(np.flatnonzero(~hostile).tolist())))
 
     def connectivity(self) -> int:
-        """How many nodes must go before the graph falls apart; the fixed-graph methods assume at least 2b."""
+        """How many nodes must go before the graph falls apart; the fixed-graph methods assume at least 2b.
+
+        >>> random_graph(6, 5, seed=0).connectivity()
+        5
+        """
         import networkx as nx
 
         return int(nx.node_connectivity(self.networkx()))

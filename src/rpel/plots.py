@@ -346,27 +346,3 @@ def messages_against_nodes(
     axes.set(xlabel="nodes n", ylabel="models sent per round", title=title)
     axes.legend(frameon=False)
     save(figure, path, style)
-
-
-def network(
-    path: str | Path,
-    places: "NDArray[np.float64]",
-    edges: Sequence[Sequence[int]],
-    hostile: "NDArray[np.bool_]",
-    *,
-    title: str,
-    style: Style = "screen",
-) -> None:
-    """A graph: nodes at places (n, 2), hostile ones and their edges in another colour."""
-    figure, axes = canvas(6.0, 6.0)
-    axes.set_axis_off()
-    for a, b in edges:
-        bad = bool(hostile[a] or hostile[b])
-        x, y = places[[a, b]].T
-        axes.plot(x, y, color=COLOURS[1] if bad else SOFT, linewidth=0.7, alpha=0.6, zorder=1)
-    for kind, colour, label in ((~hostile, COLOURS[0], "honest"), (hostile, COLOURS[1], "hostile")):
-        x, y = places[kind].T
-        axes.scatter(x, y, s=70, color=colour, label=label, zorder=2, edgecolor=PAPER, linewidth=0.8)
-    axes.set_title(title)
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, path, style)

@@ -45,9 +45,7 @@ class WholeSentences(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [
-            (name, _summary(command)) for name, command in known if command is not None and not command.hidden
-        ]
+        rows = [(name, _summary(command)) for name, command in known if command is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -80,16 +78,13 @@ _COMMANDS = {
     "list": ("run:list_names", "List rules, attacks, methods, data sets or presets."),
     "new": ("project", "Write a project of your own that runs as it is."),
     "doctor": ("peer", "Check that this machine is ready."),
-    "bench": ("experiments", "Measure this machine in about two minutes."),
     "resume": ("run", "Continue interrupted runs from their last checkpoint."),
     "show": ("run", "Print the specification of a preset or a run as TOML."),
     "runs": ("report", "List the runs below a folder and how they ended."),
     "compare": ("report", "Compare two runs, or two sets of seeds."),
-    "graph": ("plan", "Draw the fixed graph that the baselines use."),
     "sweep": ("experiments", "Run all combinations of a grid, several at a time."),
     "reproduce": ("experiments", "Make the figures of the paper again."),
     "report": ("report", "Make one HTML page of runs: curves, tables, certificates."),
-    "ls": ("report:runs", "The same as runs."),
     "red-team": ("peer:red_team", "Be a hostile member of your own network."),
     "watch": ("peer", "Watch a running network."),
     "verify": ("peer", "Check a proof that a member signed two different models."),
@@ -100,7 +95,6 @@ _GROUPS = {
     "network": ("network:app", "Networks of real peers: found one, add members, check it."),
     "peer": ("peer:app", "One peer of a network: become a member and take part."),
     "privacy": ("privacy:app", "Attack the privacy of a run."),
-    "import": ("experiments:imports", "Take over experiments of other libraries."),
 }
 _NAMED = ("run", "arena")  # whose help lists names that can be given
 
@@ -119,9 +113,7 @@ def _with(names: Iterable[str], object_of: Callable[[str], Any] = _found) -> typ
             app.add_typer(object_of(name), cls=WholeSentences, name=name, short_help=_GROUPS[name][1])
         else:
             kind = _listing_names() if object_of is _found and name in _NAMED else None
-            app.command(name=name, cls=kind, hidden=name == "ls", short_help=_COMMANDS[name][1])(
-                object_of(name)
-            )
+            app.command(name=name, cls=kind, short_help=_COMMANDS[name][1])(object_of(name))
     return app
 
 

@@ -1,9 +1,7 @@
-"""``rpel sweep``, ``arena``, ``reproduce``, ``bench`` and ``import``: many runs, and what is made of them."""
+"""``rpel sweep``, ``arena`` and ``reproduce``: many runs, and what is made of them."""
 
 import re
-import sys
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from rich.text import Text
 
 from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, cells, checked, read
+from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, checked, read
 from rpel.text import count, duration, ends, number
 
 if TYPE_CHECKING:
@@ -227,7 +225,7 @@ def _split(text: str | None) -> list[str]:
 
 def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
     """Seconds that the open runs will take, from rounds measured now; said before anything begins."""
-    from rpel.experiments.bench import costs
+    from rpel.experiments.estimate import costs
     from rpel.simulation.inputs import Objects, gather
 
     specs = [(state.status, state.cell.spec) for state in work.states]
@@ -247,7 +245,7 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
 
 def _kind(spec: "Spec") -> str:
     """Runs of one kind cost about the same: a search multiplies what the rule costs."""
-    from rpel.experiments.bench import searches
+    from rpel.experiments.estimate import searches
 
     return f"{spec.method} {spec.rule} {searches(spec)}"
 
@@ -348,72 +346,3 @@ def _estimated(work: "Work", display: "RunDisplay") -> dict[Path, float]:
     runs = f"{duration(sum(needed.values()))} for {count(todo, 'run')}"
     display.say(f"about {runs} (measured on real rounds of each kind)")
     return needed
-
-
-# --- bench and import ---------------------------------------------------------------------------------------
-
-
-def _precise(seconds: float) -> str:
-    """Three digits, in ms or s.
-
-    >>> _precise(0.00621), _precise(48.52)
-    ('6.21 ms', '48.5 s')
-    """
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def bench(as_json: opt.Json = False) -> None:
-    """Measure what matters on this machine, in about two minutes,
-    as ratios to the plain way of doing the same.
-
-    Example: rpel bench --json
-    """
-    from rpel.experiments.bench import measurements
-
-    begun, rows = time.perf_counter(), []
-    print("measuring; other work on this machine makes it slower than it is", file=sys.stderr)
-    for one in measurements():
-        rows.append(one.to_dict())
-        if not as_json:
-            ours, theirs = (_precise(seconds) for seconds in (one.seconds, one.seconds_against))
-            times = f"{one.ratio:,.0f}" if one.ratio >= 100 else f"{one.ratio:.1f}"
-            print(f"{one.name}: {ours}, {times} times faster than {one.against} ({theirs})", flush=True)
-    seconds = time.perf_counter() - begun
-    if not terminal.printed({"benchmarks": rows, "seconds": seconds}, as_json):
-        print(f"took {duration(seconds)}")
-
-
-imports = typer.Typer(name="import", help="Take over experiments of other libraries.", no_args_is_help=True)
-
-
-@imports.callback()
-def _imports() -> None:
-    pass
-
-
-@imports.command()
-@opt.described
-def byzfl(file: Path, output: Path | None = None) -> None:
-    """Make a sweep file of a ByzFL benchmark's config.json;
-    what has no counterpart is said in it and on stderr.
-
-    Example: rpel import byzfl config.json -o sweep.toml
-
-    Arguments:
-        file: ByzFL's config.json.
-
-    Options:
-        output (--output, -o): The sweep file to write. [printed]
-    """
-    from rpel.experiments.byzfl import read
-
-    imported = read(file)
-    text = imported.to_toml()
-    made = cells(tomllib.loads(text))
-    for line in imported.remarks:
-        terminal.say(f"note: {line}")
-    if output is None:
-        print(text, end="")
-    else:
-        output.write_text(text, "utf-8")
-        print(f"{output}: {count(len(made), 'run')} to sweep: rpel sweep {output}")

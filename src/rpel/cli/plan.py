@@ -1,4 +1,4 @@
-"""``rpel plan`` and ``rpel graph``: what a network of some size needs, before anything runs."""
+"""``rpel plan``: what a network of some size needs, before anything runs."""
 
 import math
 import sys
@@ -282,65 +282,3 @@ def _show_theory(console: Console, red: Reduction | None, result: Convergence | 
         f"{result.c3:.4g})"
     )
     console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")
-
-
-# --- graph --------------------------------------------------------------------------------------------------
-
-
-@opt.described
-def graph(
-    source: str | None = None, nodes: opt.SomeNodes = None, byzantine: int | None = None,
-    pull: int | None = None, graph: str | None = None, placement: str | None = None, seed: int | None = None,
-    plot: opt.Plot = None, style: opt.Look = "screen", as_json: opt.Json = False,
-) -> None:  # fmt: skip
-    """Draw the fixed graph that the baselines use, and say what their theory would need of it.
-
-    Example: rpel graph --nodes 30 --byzantine 6 --pull 15 --plot graph.svg
-
-    Arguments:
-        source ([PRESET|FILE|RUN]): Whose graph; without it the options below.
-
-    Options:
-        byzantine: How many of them are hostile, b.
-        pull: The budget: n*s/2 edges, as many messages as pulling s.
-        graph: random, or honest-first as in the earlier works.
-        placement: Where hostile nodes sit: random or adversarial.
-        seed: Where the randomness comes from.
-    """
-    from rpel.config.spec import load
-    from rpel.experiments.drawings import baseline, draw_graph
-
-    fields = opt.given(
-        nodes=nodes, byzantine=byzantine, pull=pull, graph=graph, placement=placement, seed=seed
-    )
-    fixed = baseline(load(source or "quickstart").replace(**fields))
-    if plot is not None:
-        draw_graph(fixed, plot, style)
-    if not terminal.printed(fixed.findings(), as_json):
-        _show_graph(terminal.stdout(), fixed.findings())
-
-
-def _show_graph(console: Console, facts: Mapping[str, Any]) -> None:
-    """A fixed graph and whether the assumptions of the methods that use it hold."""
-    console.print(
-        f"[bold]{facts['edges']:,} edges[/] among {facts['nodes']:,} nodes ({facts['graph']}), degrees "
-        f"{facts['degree_min']} to {facts['degree_max']}: {facts['messages']:,} messages a round"
-    )
-    console.print(
-        f"{facts['byzantine']:,} hostile ({facts['placement']} placement): an honest node has at most "
-        f"{facts['hostile_neighbours_max']} hostile neighbours, the rules survive b_hat = {facts['b_hat']}"
-    )
-    if facts["placement"] == "adversarial":
-        console.print(
-            "attackers that choose their places may all sit beside one node, so b_hat must be b: honest "
-            "nodes then clip or drop that many neighbours everywhere, which is the price of a fixed graph"
-        )
-    if facts["nodes_beyond_b_hat"]:
-        console.print(f"{facts['nodes_beyond_b_hat']} honest nodes have more hostile neighbours than b_hat")
-    whole = "is connected" if facts["honest_connected"] else "is NOT connected"
-    console.print(f"the honest part {whole}")
-    enough = "holds" if facts["sufficiently_connected"] else "does NOT hold"
-    console.print(
-        f"2b-connectivity, which these methods assume, {enough}: {facts['connectivity']}-connected, "
-        f"{facts['connectivity_needed']} needed"
-    )

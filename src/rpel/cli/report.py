@@ -97,7 +97,7 @@ def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Pat
 def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
     """List the runs below a folder: what they are, how far they came, and what they ended with.
 
-    Example: rpel runs somewhere (rpel ls is the same)
+    Example: rpel runs somewhere
 
     Arguments:
         folder: A folder with runs somewhere below it.

@@ -1,11 +1,10 @@
-"""A panel's numbers and its picture; the fixed graph of a baseline, judged and drawn.
+"""A panel's numbers and its picture.
 
 Invariant: a panel's picture is drawn from the rows of its CSV alone, so whatever one sees can be read there.
 """
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import planning, plots
-from rpel.config.spec import Spec
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
-from rpel.graphs import Graph
 from rpel.runs.record import Run, interval
-from rpel.simulation.methods import resolve
 from rpel.types import Scale
 
 if TYPE_CHECKING:
@@ -230,59 +226,3 @@ def _by(rows: Sequence[Row], key: str) -> list[tuple[Any, list[Row]]]:
 
 def _column(rows: Sequence[Row], key: str) -> NDArray[np.float64]:
     return np.array([row[key] for row in rows], dtype=np.float64)
-
-
-# --- the fixed graph of a baseline --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Baseline:
-    """A graph, who is hostile on it, and the b̂ that its rules would be given."""
-
-    spec: Spec
-    graph: Graph
-    hostile: NDArray[np.bool_]
-    b_hat: int
-
-    def findings(self) -> dict[str, Any]:
-        """What there is to say of it, as plain JSON values."""
-        s, near, degrees = self.spec, self.graph.neighbours, self.graph.degree
-        met = ((near >= 0) & self.hostile[near])[~self.hostile].sum(axis=1)
-        connectivity = self.graph.connectivity()
-        return {
-            **{key: getattr(s, key) for key in ("nodes", "byzantine", "pull", "graph", "placement", "seed")},
-            "edges": self.graph.edges,
-            "messages": 2 * self.graph.edges,
-            "degree_min": int(degrees.min()),
-            "degree_max": int(degrees.max()),
-            "b_hat": self.b_hat,
-            "hostile_neighbours_max": int(met.max(initial=0)),
-            "nodes_beyond_b_hat": int((met > self.b_hat).sum()),
-            "honest_connected": self.graph.honest_connected(self.hostile),
-            "connectivity": connectivity,
-            "connectivity_needed": 2 * s.byzantine,
-            "sufficiently_connected": connectivity >= 2 * s.byzantine,
-        }
-
-
-def baseline(spec: Spec) -> Baseline:
-    """The graph that a fixed-graph method would use under this Spec.
-
-    >>> baseline(Spec(nodes=30, byzantine=6, pull=15)).findings()["edges"]
-    225
-    """
-    resolved = resolve(spec.replace(method="cs-plus", rule=None))
-    _, roster, graph = resolved.network
-    assert graph is not None
-    return Baseline(resolved, graph, roster.hostile(1), resolved.b_hat)
-
-
-def draw_graph(drawn: Baseline, path: str | Path, style: plots.Style = "screen") -> None:
-    """Honest and hostile nodes on a circle-free layout, edges to hostile nodes in their colour."""
-    import networkx as nx
-
-    s, graph = drawn.spec, drawn.graph
-    layout = nx.spring_layout(graph.networkx(), seed=0, k=2 / np.sqrt(s.nodes))
-    places = np.array([layout[i] for i in range(s.nodes)])
-    title = f"n = {s.nodes}, b = {s.byzantine}, {graph.edges} edges ({s.graph}, placement {s.placement})"
-    plots.network(path, places, graph.pairs.tolist(), drawn.hostile, title=title, style=style)

@@ -22,7 +22,7 @@ from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec
 from rpel.errors import nearest
 from rpel.experiments import drawings
-from rpel.experiments.bench import costs, kind
+from rpel.experiments.estimate import costs, kind
 from rpel.experiments.panels import PANELS, Curve, Panel, chosen
 from rpel.files import write_text
 from rpel.plots import Style

@@ -37,6 +37,7 @@ from rpel.peer.io.http import (
     Sink,
     Socket,
     Text,
+    all_closed,
 )
 from rpel.peer.io.identity import leaf_fingerprint
 from rpel.peer.io.intake import Intake, Place
@@ -156,7 +157,7 @@ class Client:
         self._closed = True
         for connection in list(self._open):
             connection.abort()
-        await asyncio.gather(*(reached.ended for reached in self._sockets))
+        await all_closed(self._sockets)
 
     # --- connections ----------------------------------------------------------------------------------------
 
@@ -198,16 +199,21 @@ class Client:
         entry = now.membership.members[member]
         host, _, port = entry.url.removeprefix("https://").rpartition(":")
         connection = Connection()
+        context = now.client_context(member)  # it may fail, and nothing is open yet
         try:
             async with asyncio.timeout(_CONNECT):
                 most, private = now.membership.byzantine + _LOOKUPS, now.membership.allow_private
                 addresses = await self._resolver.addresses(host.strip("[]"), most, private)
                 reached = await connect(addresses, int(port), self._sockets)
-                where = reached.getpeername()[0]
+                try:
+                    where = reached.getpeername()[0]
+                except OSError:  # reset already
+                    reached.close()
+                    raise
                 transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: connection,
                     sock=reached,
-                    ssl=now.client_context(member),
+                    ssl=context,
                     server_hostname=host if named and _NAME.fullmatch(host) else "",
                     ssl_handshake_timeout=_CONNECT,
                     ssl_shutdown_timeout=1.0,

@@ -43,6 +43,7 @@ LARGEST_TEXT = 64 << 10
 _MOST_HEADERS = 16
 _LONGEST_HEADER = 256
 _LONGEST_TARGET = 256
+_CLOSED_WITHIN = 2.0  # seconds in which asyncio closes the sockets of connections that were aborted
 _PLAIN = re.compile(rb"[ -~]*(\r\n[\t -~]*)*")  # lines of printable ASCII, each ended by both characters
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS")
 _NAME, _VALUE = re.compile(rb"[a-z0-9-]+"), re.compile(rb"[ -~]*")
@@ -216,6 +217,14 @@ class Socket(socket.socket):
         self._kept.discard(self)
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+async def all_closed(sockets: set[Socket]) -> None:
+    """Wait until asyncio has closed these sockets; close those that it has not closed in time."""
+    if sockets:
+        await asyncio.wait([reached.ended for reached in sockets], timeout=_CLOSED_WITHIN)
+    for reached in list(sockets):
+        reached.close()
 
 
 class Line(asyncio.StreamReaderProtocol):

@@ -32,6 +32,7 @@ from rpel.peer.io.http import (
     Reply,
     Request,
     Socket,
+    all_closed,
     json_reply,
     reply_head,
 )
@@ -129,7 +130,7 @@ class Server:
     ) -> None:
         """A missing or unfit key or certificate: ValueError, and nothing is opened. ``call_back``: tries to
         reach a member at its url, if members may ask for that."""
-        assert service.now.server_context, "read now, while a sentence can still be said"
+        _ = service.now.server_context  # read now: a key that cannot be read is an error at start
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
         self._pace = Pace(self.limits.rate, self.limits.burst)
@@ -184,7 +185,7 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         for line in [line for lines in self._lines.values() for line in lines]:
             line.drop()
-        await asyncio.gather(*(accepted.ended for accepted in self._sockets))
+        await all_closed(self._sockets)
 
     def membership_changed(self) -> None:
         """Another one is in force: connections of those who left are closed."""
@@ -267,11 +268,12 @@ class Server:
         try:
             await asyncio.sleep(wait)
             if self._gate.begin(ticket):
-                self._unclaimed.discard(accepted)
+                context = self._service.now.server_context
+                self._unclaimed.discard(accepted)  # asyncio closes it from here on
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: line,
                     accepted,
-                    ssl=self._service.now.server_context,
+                    ssl=context,
                     ssl_handshake_timeout=self.limits.handshake,
                     ssl_shutdown_timeout=1.0,
                 )

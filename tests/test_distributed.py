@@ -69,7 +69,6 @@ CASES: list[dict[str, Any]] = [
         "asynchronous": True,
         "speeds": "lognormal:0.3+stragglers:0.3,4",
         "jitter": 0.2,
-        "max_age": 2.0,
         "rounds": 2,
         "model": "mnist",
         "dataset": "mnist-sample",

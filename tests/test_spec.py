@@ -173,7 +173,7 @@ MEANT = {
     "placement": "adversarial", "device": "cuda", "precision": "bfloat16", "max_grad_norm": 1.0,
     "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5, "sampling": "poisson",
     "wire": "int8", "backend": "torch", "memory": 2, "asynchronous": True, "speeds": "lognormal:0.3",
-    "jitter": 0.1, "latency": 0.2, "max_age": 3.0,
+    "jitter": 0.1, "latency": 0.2,
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "checkpoint_every": 1,
     "scale": "short", "workers": 2, "engine": "ray", "address": "auto",
@@ -183,7 +183,7 @@ NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "che
 NEEDED: dict[str, Any] = {
     "optimizer_params": {"optimizer": "adam"},
     **{key: {"outer": "nesterov"} for key in ("outer_lr", "outer_momentum")},
-    **{key: {"asynchronous": True} for key in ("jitter", "latency", "max_age")},
+    **{key: {"asynchronous": True} for key in ("jitter", "latency")},
     "memory": {"pull": 9},
 }
 

@@ -65,7 +65,7 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
         pytest.param("arena_results", "results/arena.md", marks=pytest.mark.full),
         pytest.param("federations_results", "results/federations.md", marks=pytest.mark.full),
         ("privacy_results", "results/privacy.md"),
-        ("exchange_results", "results/memory.md results/asynchrony.md results/wire.md"),
+        ("exchange_results", "results/asynchrony.md results/wire.md"),
     ],
 )
 def test_results_page_tables_match_the_archived_runs(tool: str, pages: str, tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import argparse
 import re
 from pathlib import Path
 
-from kept_runs import Archive, KeptRun
+from kept_runs import Archive, KeptRun, spec_of
 from rpel import plots
 from rpel.arena import Contestant, Opponent, Rank, Score, Standings, trials
-from rpel.config.spec import Spec
 from rpel.text import human_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,7 +28,7 @@ def standings(runs: list[KeptRun], unable: tuple[str, ...] = ()) -> Standings:
     who = dict.fromkeys([*(contestant(run) for run in runs), *(Contestant("rpel", rule) for rule in unable)])
     opponents = {other.label: other for other in map(opponent, runs)}
     against = sorted(opponents.values(), key=lambda other: (other.name == "strongest", other.label))
-    base = Spec(**runs[0].spec)
+    base = spec_of(runs[0].spec)
     scores = [
         _score(trial.contestant, trial.opponent, trial.cell.error, runs)
         for trial in trials(base, who, against)

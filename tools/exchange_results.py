@@ -1,4 +1,4 @@
-"""The runs, tables and figures of docs/results/memory.md, asynchrony.md and wire.md, in two steps.
+"""The runs, tables and figures of docs/results/asynchrony.md and wire.md, in two steps.
 
     python tools/exchange_results.py run --data-dir DATA --out RUNS [--part NAME …] [--seeds 0 1 2] [--threads
     N] python tools/exchange_results.py [RUNS …]
@@ -13,7 +13,7 @@ import argparse
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from four_bits import FOUR_BITS, bytes_of, four_bits
-from kept_runs import Archive, KeptRun
-from rpel import plots, rule, simulate
-from rpel.config.spec import Spec
+from kept_runs import Archive, KeptRun, spec_of
+from rpel import plots, simulate
 from rpel.simulation.methods import schedule
 from rpel.wire import Wire
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "exchange"
-PAGES = ("memory", "asynchrony", "wire")
+PAGES = ("asynchrony", "wire")
 MARK = re.compile(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Fields = dict[str, Any]
@@ -40,8 +39,8 @@ TRAINING: Fields = {
 }  # fmt: skip
 N30: Fields = TRAINING | {"nodes": 30, "byzantine": 6, "b_hat": 6, "rounds": 60}
 N100: Fields = TRAINING | {"nodes": 100, "byzantine": 10, "b_hat": 8, "rounds": 40}
-PULL = {30: {1: 14, 2: 7, 3: 5}, 100: {1: 16, 2: 8, 3: 6}}
-"""s by n and memory c."""
+PULL = {30: 14, 100: 16}
+"""s by n."""
 FIXED = (
     "alie", "foe", "sign_flipping", "mimic", "dissensus", "inner_product_manipulation", "gaussian", "min_max",
     "min_sum", "fang",
@@ -52,80 +51,52 @@ FEW = ("alie", "foe", "strongest(alie)")
 SPEEDS = "lognormal:0.3+stragglers:0.1,10"
 RANDOM = "int4 random"
 """The code of four bits that comes nearest to float32."""
-AGES = (1.0, 2.0, 4.0, 8.0)
-TIMED = ("none", "alie", "foe", "oldest", "strongest(alie)")
+TIMED = ("none", "alie", "foe", "strongest(alie)")
 """Attacks against runs that wait for nobody."""
-
-
-AHEAD = "strongest(alie), a round ahead"
 
 
 def against(name: str) -> Fields:
     """The fields of an attack by what a table calls it: a name, or strongest(of)."""
-    if name == AHEAD:
-        return {"attack": "strongest", "attack_params": {"of": "alie", "ahead": 1}}
     if name.startswith("strongest("):
         return {"attack": "strongest", "attack_params": {"of": name[len("strongest(") : -1]}}
     return {"attack": name}
 
 
-def exchange(n: int, attack: str, c: int = 1, code: str = "float32") -> Fields:
-    """A run of n nodes whose models travel in that code and that remember c rounds."""
+def exchange(n: int, attack: str, code: str = "float32") -> Fields:
+    """A run of n nodes whose models travel in that code."""
     sizes = N30 if n == 30 else N100
     wire = (
         {"wire": "int8", "name": code.replace(" ", "-")}
         if code in FOUR_BITS
         else {"wire": code, "name": "exchange"}
     )
-    return sizes | against(attack) | wire | {"memory": c, "pull": PULL[n][c]}
+    return sizes | against(attack) | wire | {"pull": PULL[n]}
 
 
-def asynchronous(attack: str, max_age: float | None = None, n: int = 30) -> Fields:
+def asynchronous(attack: str, n: int = 30) -> Fields:
     """A run of n nodes that wait for nobody, a tenth of them ten times slower."""
-    late: Fields = {} if max_age is None else {"max_age": max_age}
     times = {"asynchronous": True, "speeds": SPEEDS, "rounds": 100 if n == 30 else 70, "eval_every": 10}
-    return exchange(n, attack) | times | late
+    return exchange(n, attack) | times
 
 
-HELD: list[Fields] = [
-    run | changes
-    for run, changes in (
-        (exchange(30, "min_sum", 3), {}),
-        (exchange(30, "min_sum", 3), {"pull": 7}),
-        (exchange(100, "alie", 3), {}),
-        (exchange(100, "alie", 3), {"pull": 10, "b_hat": 9}),
-        (exchange(100, "alie", 2), {}),
-        (exchange(100, "alie", 2), {"pull": 9}),
-    )
-]
-"""Memories with as few new answers as b_hat or fewer, each beside one with more."""
-THREE: tuple[tuple[int, str], ...] = ((1, "float32"), (1, "int8"), (2, "float32"))
+BOTH = ("float32", "int8")
 PARTS: dict[str, list[Fields]] = {
-    "first": [exchange(30, name, *way) for name in ("alie", "foe") for way in THREE],
-    "bits": [exchange(30, "alie", 1, code) for code in FOUR_BITS if code not in ("mod 0.02", "mod 0.2")],
+    "first": [exchange(30, name, code) for name in ("alie", "foe") for code in BOTH],
+    "bits": [exchange(30, "alie", code) for code in FOUR_BITS if code not in ("mod 0.02", "mod 0.2")],
     "time": [asynchronous(name) for name in ("alie", "none")] + [exchange(30, "none")],
-    "harder": [exchange(30, "foe", 1, code) for code in ("int4 random", "mod 0.05")],
-    "mimic": [exchange(30, name, *way) for name in ("mimic", "sign_flipping") for way in THREE],
-    "searched": [exchange(30, "strongest(alie)", *way) for way in THREE] + [exchange(30, AHEAD, 2)],
-    "oldest": [asynchronous("oldest"), exchange(30, "oldest"), asynchronous("foe")],
-    "hundred": [exchange(100, "alie", *way) for way in THREE],
-    "both": [
-        exchange(30, name, c, code) for name in ("alie", "foe") for c, code in ((2, "int8"), (1, "bfloat16"))
-    ],
+    "harder": [exchange(30, "foe", code) for code in ("int4 random", "mod 0.05")],
+    "mimic": [exchange(30, name, code) for name in ("mimic", "sign_flipping") for code in BOTH],
+    "searched": [exchange(30, "strongest(alie)", code) for code in BOTH] + [asynchronous("foe")],
+    "hundred": [exchange(100, "alie", code) for code in BOTH],
+    "half": [exchange(30, name, "bfloat16") for name in ("alie", "foe")],
     "hundred-time": [run for name in TIMED for run in (asynchronous(name, n=100), exchange(100, name))],
-    "ages": [asynchronous("oldest", age) for age in AGES] + [asynchronous("alie", age) for age in (2.0, 4.0)],
-    "others": [exchange(30, name, *way) for name in FIXED for way in THREE],
-    "held": HELD,
-    "three": [exchange(30, name, 3) for name in ("alie", "foe", "mimic", "strongest(alie)")],
-    "more": [
-        exchange(100, name, *way) for name in ("foe", "strongest(alie)") for way in (*THREE, (3, "float32"))
-    ],
-    "random": [exchange(30, name, 1, RANDOM) for name in EVERY],
-    "bits-all": [exchange(30, name, 1, code) for name in FEW for code in FOUR_BITS],
-    "rest": [exchange(100, "alie", c, code) for c, code in ((2, "int8"), (1, "bfloat16"), (3, "float32"))]
-    + [exchange(30, "strongest(min_max)", *way) for way in THREE]
-    + [exchange(30, AHEAD, 3), asynchronous("strongest(alie)")]
-    + [exchange(30, name, 3) for name in EVERY],
+    "others": [exchange(30, name, code) for name in FIXED for code in BOTH],
+    "more": [exchange(100, name, code) for name in ("foe", "strongest(alie)") for code in BOTH],
+    "random": [exchange(30, name, RANDOM) for name in EVERY],
+    "bits-all": [exchange(30, name, code) for name in FEW for code in FOUR_BITS],
+    "rest": [exchange(100, "alie", "bfloat16")]
+    + [exchange(30, "strongest(min_max)", code) for code in BOTH]
+    + [asynchronous("strongest(alie)")],
 }
 """Runs by the name of their part, the most telling first."""
 
@@ -148,12 +119,11 @@ def train(parts: Sequence[str], seeds: Sequence[int], given: Fields) -> None:
                 fields["attack"],
                 fields.get("attack_params", ""),
                 code,
-                f"c={fields['memory']}",
                 f"seed {seed}",
             ]
             named += [
                 f"n={fields['nodes']}",
-                *(f"{k}={fields[k]}" for k in ("asynchronous", "max_age") if k in fields),
+                *(["asynchronous"] if fields.get("asynchronous") else []),
             ]
             accuracies = [run.final["accuracy_mean"], run.final["accuracy_worst"]]
             print(*named, *(f"{value:.4f}" for value in accuracies), file=sys.stderr, flush=True)
@@ -196,10 +166,6 @@ class Cell:
         messages = sum(row["messages"] for row in self.runs[0].rows)
         return float(messages * size_of(code_of(spec)))
 
-    def realised(self, column: str) -> float:
-        """The mean over the evaluated rounds and the seeds."""
-        return float(np.mean([row[column] for run in self.runs for row in run.evaluated]))
-
     def nodes(self) -> NDArray[np.float64]:
         """(seeds, e, h) the accuracy of every honest node in the rounds evaluated, 0 first."""
         archives = [np.load(io.BytesIO(self.archive.files[f"{run.name}/nodes.npz"])) for run in self.runs]
@@ -214,18 +180,6 @@ PARAMETERS = 176_050
 """Of the MNIST network."""
 
 
-def own_step_kept(c: int, s: int, b_hat: int) -> float:
-    """The share that nnm+trimmed_mean keeps of a step in which a node leaves all others behind: the answers
-    that it remembers moved along with it, the s new ones did not.
-
-    >>> [round(own_step_kept(*way), 2) for way in ((1, 14, 6), (2, 7, 6), (3, 5, 6))]
-    [0.0, 0.67, 1.0]
-    """
-    models = np.zeros((c * s + 1, 1))
-    models[: (c - 1) * s + 1] = 1.0
-    return float(rule("nnm+trimmed_mean", f=b_hat)(models)[0])
-
-
 def size_of(code: str) -> float:
     """Bytes of a message."""
     return bytes_of(code, PARAMETERS) if code in FOUR_BITS else Wire(code).nbytes(PARAMETERS)  # type: ignore[arg-type]
@@ -233,15 +187,10 @@ def size_of(code: str) -> float:
 
 def _schedule(spec: Fields) -> Any:
     """When the nodes of a run act, if their speeds are those of the asynchronous runs."""
-    return schedule(Spec(**{**spec, "speeds": SPEEDS}))
+    return schedule(spec_of({**spec, "speeds": SPEEDS}))
 
 
-Way = tuple[int, str]
-"""How many rounds are remembered, and the code."""
-CODES: dict[str, Way] = {
-    "float32": (1, "float32"), "bfloat16": (1, "bfloat16"), "int8": (1, "int8"), "c = 2": (2, "float32"),
-    "c = 2, int8": (2, "int8"),
-}  # fmt: skip
+CODES = ("float32", "bfloat16", "int8")
 
 
 class Results:
@@ -253,7 +202,7 @@ class Results:
 
     def find(self, fields: Fields) -> Cell:
         """The runs with these fields, by seed."""
-        usual: Fields = {"attack_params": {}, "max_age": None, "asynchronous": False}
+        usual: Fields = {"attack_params": {}, "asynchronous": False}
         wanted = {
             key: value for key, value in (usual | fields).items() if key not in ("eval_every", "eval_size")
         }
@@ -262,13 +211,10 @@ class Results:
 
     # --- tables ---
 
-    def _table(self, n: int, rows: Sequence[str], columns: dict[str, Way], below: Sequence[str] = ()) -> str:
+    def _table(self, n: int, rows: Sequence[str], codes: Sequence[str]) -> str:
         """A line for each attack, then what the columns cost; runs that were not made are –."""
-        cells = {
-            name: {attack: self.find(exchange(n, attack, *way)) for attack in rows}
-            for name, way in columns.items()
-        }
-        columns_ = [name for name in columns if any(cell.runs for cell in cells[name].values())]
+        cells = {code: {attack: self.find(exchange(n, attack, code)) for attack in rows} for code in codes}
+        columns_ = [name for name in codes if any(cell.runs for cell in cells[name].values())]
         lines = [["attack", *columns_]]
         lines += [[attack, *(cells[name][attack].shown for name in columns_)] for attack in rows]
         lines = [line for line in lines if set(line[1:]) != {"–"}]
@@ -278,31 +224,6 @@ class Results:
         seeds = [sorted({len(cell.runs) for cell in there[name]}) for name in columns_]
         lines.append(["seeds", *(" to ".join(map(str, dict.fromkeys((s[0], s[-1])))) for s in seeds)])
         lines.append(["MB sent", *(f"{there[name][0].bytes / 1e6:,.0f}" for name in columns_)])
-        for name in below:
-            values = [np.mean([cell.realised(f"{name}_realised") for cell in there[c]]) for c in columns_]
-            lines.append([f"{name} as realised", *(f"{value:.4f}" for value in values)])
-        return _markdown(lines)
-
-    def memory_30(self) -> str:
-        return self._table(30, EVERY, _memories(30), ("alpha", "lambda"))
-
-    def memory_100(self) -> str:
-        return self._table(100, FEW, _memories(100), ("alpha", "lambda"))
-
-    def ahead(self) -> str:
-        return self._table(30, ("strongest(alie)", AHEAD), _memories(30), ("alpha", "lambda"))
-
-    def held(self) -> str:
-        """How much of a node's own step line 9 keeps where the new answers disagree with it, and how
-        runs ended."""
-        lines = [["n", "attack", "c", "s", "b_hat", "own step kept", "mean, worst", "lost nodes", "seeds"]]
-        for fields in HELD:
-            cell = self.find(fields)
-            if cell.runs:
-                sizes = [str(fields[key]) for key in ("nodes", "attack", "memory", "pull", "b_hat")]
-                kept = own_step_kept(fields["memory"], fields["pull"], fields["b_hat"])
-                lost = f"{(~(cell.nodes()[:, -1] >= 0.2)).sum()} of {cell.nodes()[:, -1].size}"
-                lines.append([*sizes, f"{kept:.2f}", cell.shown, lost, str(len(cell.runs))])
         return _markdown(lines)
 
     def wire_30(self) -> str:
@@ -312,14 +233,14 @@ class Results:
         return self._table(100, FEW, CODES)
 
     def bits_random(self) -> str:
-        return self._table(30, EVERY, {"float32": (1, "float32"), RANDOM: (1, RANDOM)})
+        return self._table(30, EVERY, ("float32", RANDOM))
 
     def bits(self) -> str:
         """A line for each code of four bits, beside float32."""
         attacks = ("alie", "foe", "strongest(alie)")
         lines = [["code", "bytes of a model", *attacks, "wrapped"]]
         for code in ("float32", *FOUR_BITS):
-            cells = [self.find(exchange(30, attack, 1, code)) for attack in attacks]
+            cells = [self.find(exchange(30, attack, code)) for attack in attacks]
             known = [cell for cell in cells if cell.runs]
             if known:
                 wrapped = [
@@ -370,45 +291,33 @@ class Results:
 
     def slow(self) -> str:
         """Slow nodes beside the others, at the end."""
-        lines = [["n", "attack", "max_age", "slow nodes", "the others", "worst slow", "worst other"]]
+        lines = [["n", "attack", "slow nodes", "the others", "worst slow", "worst other"]]
         for n, attack in ((n, attack) for n in (30, 100) for attack in TIMED):
-            for age in (None, *AGES):
-                cell = self.find(asynchronous(attack, age, n))
-                if cell.runs:
-                    end, late = cell.nodes()[:, -1], cell.slow()
-                    values = [end[late].mean(), end[~late].mean(), end[late].min(), end[~late].min()]
-                    allowed = "any" if age is None else f"{age:g}"
-                    lines.append([str(n), attack, allowed, *(f"{v:.3f}" for v in values)])
-        figure = "\n\n![Accuracy at the end against max_age](exchange/max_age.svg)" if self._aged() else ""
-        return _markdown(lines) + figure
-
-    def _aged(self) -> bool:
-        """Whether any run with a max_age was made."""
-        return any(run.spec.get("max_age") is not None for run in self.kept)
+            cell = self.find(asynchronous(attack, n))
+            if cell.runs:
+                end, late = cell.nodes()[:, -1], cell.slow()
+                values = [end[late].mean(), end[~late].mean(), end[late].min(), end[~late].min()]
+                lines.append([str(n), attack, *(f"{v:.3f}" for v in values)])
+        return _markdown(lines)
 
     # --- figures ---
 
     def draw(self, folder: Path) -> None:
         """Every figure for which there are runs."""
-        self._bytes(folder / "wire.svg", CODES | {code: (1, code) for code in FOUR_BITS})
-        self._bytes(folder / "memory.svg", {f"c = {c}": (c, "float32") for c in (1, 2, 3)})
+        self._bytes(folder / "wire.svg", (*CODES, *FOUR_BITS))
         self._times(folder / "asynchrony.svg")
-        if self._aged():
-            self._ages(folder / "max_age.svg")
 
-    def _bytes(self, path: Path, ways: dict[str, Way]) -> None:
+    def _bytes(self, path: Path, codes: Sequence[str]) -> None:
         """Accuracy against bytes, a panel for each n: mean (open) and worst node (filled)."""
         from matplotlib.ticker import FuncFormatter
 
-        sizes = [
-            n for n in (30, 100) if any(self.find(exchange(n, "alie", *way)).runs for way in ways.values())
-        ]
+        sizes = [n for n in (30, 100) if any(self.find(exchange(n, "alie", code)).runs for code in codes)]
         figure, first = plots.canvas(4.8 * len(sizes), 4.4)
         first.remove()
         for at, n in enumerate(sizes, 1):
             axes = plots.plain(figure.add_subplot(1, len(sizes), at))
-            for position, (label, (c, code)) in enumerate(ways.items()):
-                cell = self.find(exchange(n, "alie", c, code))
+            for position, code in enumerate(codes):
+                cell = self.find(exchange(n, "alie", code))
                 if not cell.runs:
                     continue
                 colour, marker = plots.COLOURS[position % 7], "osD^vP"[position // 7 + (code in FOUR_BITS)]
@@ -417,7 +326,7 @@ class Results:
                 axes.plot(
                     [size], ends[:1], marker=marker, color=colour, markerfacecolor="white", linestyle=""
                 )
-                axes.plot([size], ends[1:], marker=marker, color=colour, label=label, linestyle="")
+                axes.plot([size], ends[1:], marker=marker, color=colour, label=code, linestyle="")
             axes.set(xscale="log", xlabel="bytes sent (GB)", title=f"n = {n}, under ALIE")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
             axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -429,7 +338,7 @@ class Results:
     def _times(self, path: Path) -> None:
         """Mean and worst accuracy against virtual time, both ways."""
         figure, axes = plots.canvas(7.5, 4.2)
-        for colour, attack in zip(plots.COLOURS, ("none", "alie", "foe", "oldest"), strict=False):
+        for colour, attack in zip(plots.COLOURS, ("none", "alie", "foe"), strict=False):
             for cell, style in (
                 (self.find(asynchronous(attack)), "-"),
                 (self.find(exchange(30, attack)), ":"),
@@ -446,33 +355,6 @@ class Results:
         axes.set(xlabel="virtual time (median local phases)", ylabel="mean accuracy", xscale="log")
         axes.legend(frameon=False, fontsize=8)
         plots.save(figure, path)
-
-    def _ages(self, path: Path) -> None:
-        """Accuracy at the end against max_age: all, the worst, and the slow nodes."""
-        figure, axes = plots.canvas(7.0, 4.2)
-        for colour, attack in zip(plots.COLOURS, ("alie", "oldest"), strict=False):
-            cells = {age: self.find(asynchronous(attack, age)) for age in (*AGES, None)}
-            places = [(position, cell) for position, cell in enumerate(cells.values()) if cell.runs]
-            if not places:
-                continue
-            curves: dict[str, Callable[[Cell], float]] = {
-                "-": lambda cell: cell.mean,
-                ":": lambda cell: cell.worst,
-                "--": lambda cell: float(cell.nodes()[:, -1][cell.slow()].mean()),
-            }
-            for (style, number), name in zip(
-                curves.items(), ("mean", "worst node", "slow nodes"), strict=True
-            ):
-                axes.plot([position for position, _ in places], [number(cell) for _, cell in places], style,
-                    color=colour, marker="o", markersize=3.5, label=f"{attack}, {name}")  # fmt: skip
-        axes.set(xlabel="max_age (rounds)", ylabel="accuracy at the end")
-        axes.set_xticks(range(len(AGES) + 1), [*(f"{age:g}" for age in AGES), "any"])
-        axes.legend(frameon=False, fontsize=8)
-        plots.save(figure, path)
-
-
-def _memories(n: int) -> dict[str, Way]:
-    return {f"c = {c}, s = {s}": (c, "float32") for c, s in PULL[n].items()}
 
 
 def _markdown(lines: list[list[str]]) -> str:

@@ -21,6 +21,11 @@ from rpel.runs.table import Table
 SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
 
 
+def spec_of(fields: dict[str, Any]) -> Spec:
+    """The Spec of an archived run, without fields that have been removed since."""
+    return Spec(**{key: value for key, value in fields.items() if key in Spec.model_fields})
+
+
 @dataclass(frozen=True)
 class KeptRun:
     """A finished run: its folder's name, its specification, its rounds, its certificate."""
@@ -37,7 +42,7 @@ class KeptRun:
     @property
     def record(self) -> Run:
         """The same as all of rpel reads it."""
-        return Run(Spec(**self.spec), history=Table(self.rows), certificate=Certificate(self.proof))
+        return Run(spec_of(self.spec), history=Table(self.rows), certificate=Certificate(self.proof))
 
 
 class Archive:

@@ -52,7 +52,7 @@ def cases() -> dict[str, Fields]:
         "memory-ahead": {
             "memory": 2, "pull": 5, "attack": "strongest", "attack_params": {"evaluations": 3, "ahead": 1},
         },
-        "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.5", "max_age": 1.5},
+        "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.5"},
         "asynchronous-fang": {
             "asynchronous": True, "speeds": "stragglers:0.3,3", "attack": "fang", "outer": "nesterov",
         },

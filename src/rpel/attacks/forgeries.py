@@ -131,31 +131,6 @@ def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
     return _filled(view, past[0]), {"past": past}
 
 
-def oldest(view: View, state: State) -> tuple[Models, State]:
-    """The oldest half-step of one honest node that max_age allows; its first where any age is allowed.
-
-    The hostile nodes keep what a node, drawn once, has published within max_age.
-    """
-    node = int(state.get("node", stream(view.seed, "oldest").integers(len(view.honest))))
-    made = view.now if view.published is None else float(view.published[node])
-    times = np.asarray(state.get("times", np.empty(0)))
-    before = state.get("versions")
-    versions = view.kernels.empty(0, view.honest) if before is None else view.kernels.array(before)
-    if not len(times) or (made > times[-1] and view.max_age is not None):
-        times = np.append(times, made)
-        versions = view.kernels.appended(versions, view.kernels.take(view.honest, [node])[0], len(times))
-    if view.max_age is not None:
-        old = min(int((view.now - times > view.max_age).sum()), len(times) - 1)
-        times, versions = times[old:], versions[old:]
-    return _filled(view, versions[0]), {"node": node, "times": times, "versions": versions}
-
-
-@declare(per_victim=True, silences=True)
-def slow(view: View) -> Models:
-    """Silence until it is too late; with targeting, those who are spared get μ."""
-    return view.moments(out=view.out)
-
-
 @per_victim
 def inf(view: View) -> Models:
     """+∞ everywhere: a crash test for rules that add before they look."""
@@ -517,8 +492,6 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "mimic": mimic,
     "mimic_heuristic": mimic_heuristic,
     "stale": stale,
-    "oldest": oldest,
-    "slow": slow,
     "inf": inf,
     "gaussian": gaussian,
     "min_max": min_max,

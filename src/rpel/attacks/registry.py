@@ -84,17 +84,6 @@ class Attack:
         """True when it counts what remembered answers do in the next round."""
         return bool(self.parameters.get("ahead")) and self.searches
 
-    def silenced(self, hostile: Integers) -> NDArray[np.bool_]:
-        """(v,) which victims get no answer from the so many hostile peers that each asked.
-
-        >>> attack("slow").silenced(np.array([1, 2])).tolist(), attack("alie").silenced(np.array([1,
-        ...     2])).tolist()
-        ([True, True], [False, False])
-        """
-        if not self.traits.silences:
-            return np.zeros(len(hostile), bool)
-        return np.asarray(hostile >= (hostile.max(initial=0) if self.targeting == "most-exposed" else 0))
-
     @property
     def built_in(self) -> bool:
         """Whether it is one of the library's own."""

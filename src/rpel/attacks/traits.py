@@ -32,7 +32,6 @@ class Traits:
     "rule" (the victim's),
                 "before" (the models before the local step), "graph" (who asks whom)
     searches    it evaluates the victims' rules again and again, and is told who else gets a vector
-    silences    those whom it strikes get no answer
     trains      nothing is forged: its nodes train beside the honest ones and their models are pulled
     poisons     what such nodes do to their training examples
     factor      the parameter a ≥ 0 that scales it, which ``strongest`` may search
@@ -50,7 +49,6 @@ class Traits:
     factor: str | None = None
     most: tuple[int, str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
-    silences: bool = False
     tensors: bool = False
 
     def check_size(self, name: str, honest: int) -> None:
@@ -77,7 +75,6 @@ def declare(
     most: tuple[int, str] | None = None,
     aliases: Mapping[str, str] | None = None,
     parts: Parts | None = None,
-    silences: bool = False,
     tensors: bool = False,
 ) -> Callable[[Function], Function]:
     """A decorator that says what an attack needs and does; see :class:`Traits`.
@@ -109,7 +106,6 @@ def declare(
         factor,
         most,
         aliases or {},
-        silences,
         tensors,
     )
 

@@ -72,8 +72,6 @@ class View:
       audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1
                padded; a victim without any is one whose vector nobody sends
       wire     what models travel as: a forged row arrives as the vector that this code can say
-      now      the time in rounds; published (n,) when the honest nodes' newest versions were, None: in this
-               round; max_age: how old an answer may be, None: any age
       remembered  (v, k) answers of earlier rounds that the victims aggregate, too: rows of ``moves``
     """
 
@@ -90,9 +88,6 @@ class View:
     graph: Integers | None = None
     audience: Integers | None = None
     wire: Wire = field(default_factory=Wire)
-    now: float = 0.0
-    published: Floats | None = None
-    max_age: float | None = None
     remembered: Integers | None = None
     moves: Moves | None = None
 

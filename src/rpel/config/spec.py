@@ -230,9 +230,6 @@ class Spec(Training):
     latency: Annotated[float, Identity.LATER] = Field(
         0.1, description="the way of a message, in units of the median local phase", gt=0
     )
-    max_age: Annotated[float | None, Identity.LATER] = Field(
-        None, description="an answer older than so many rounds of virtual time is a no-show", gt=0
-    )
     max_grad_norm: Annotated[float | None, Identity.LATER] = Field(
         None, description="gradients of single examples are clipped to this norm", gt=0
     )

@@ -71,7 +71,7 @@ def memory_caution(pull: int, b_hat: int, memory: int) -> str | None:
     """A sentence where line 9 may drop all of a round's new answers, s ≤ b̂ of m = c·s + 1 models.
 
     Remembered answers move along with the node's own model, so own and remembered models, at least m − b̂ of
-    them, agree about any step of the node's, however wild: seen in docs/results/memory.md.
+    them, agree about any step of the node's, however wild.
 
     >>> memory_caution(pull=8, b_hat=7, memory=2), memory_caution(pull=8, b_hat=8, memory=1)
     (None, None)

@@ -68,7 +68,6 @@ class Fields(TypedDict, total=False):
     speeds: str | Sequence[float]
     jitter: float
     latency: float
-    max_age: float | None
     max_grad_norm: float | None
     noise_multiplier: float | None
     target_epsilon: float | None
@@ -158,8 +157,8 @@ def simulate(
         how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
         memory: rounds whose answers a node aggregates, c; each round then needs fewer new ones.
-        asynchronous, speeds, jitter, latency, max_age: nodes that do not wait for each other; a row of the
-        history is then a unit of virtual time (column time).
+        asynchronous, speeds, jitter, latency: nodes that do not wait for each other; a row of the history
+        is then a unit of virtual time (column time).
     How it is trained:
         lr: a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)".
         momentum, weight_decay, batch_size, local_steps, output: as in a Spec.

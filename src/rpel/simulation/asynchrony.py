@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rpel.algorithm import Info, Outer, State
 from rpel.learning import Aggregation
 from rpel.simulation.communicator import Communicator, Shards
-from rpel.simulation.delivery import Ask, SimulatedNetwork, victim_by_victim
+from rpel.simulation.delivery import SimulatedNetwork, victim_by_victim
 from rpel.simulation.schedule import Acting, Schedule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received
 
@@ -32,31 +32,21 @@ class Versions:
     """Which version of a peer an answer brings: replaced (k,)
     are the rows whose older one stands behind the others.
 
-    published, before: when the newest version of each row was published, and the one before it, in ticks.
+    published: when the newest version of each row was published, in ticks.
     """
 
     rows: int
     replaced: Integers
     published: Integers
-    before: Integers
     moment: Integers  # (c,) when those who ask read
-    max_age: float | None
-    cycle: int
 
-    def told(self) -> dict[str, Any]:
-        """What an adversary sees of the time, in rounds."""
-        now = float(self.moment.max()) / self.cycle
-        return {"now": now, "published": self.published / self.cycle, "max_age": self.max_age}
-
-    def choose(self, ask: Ask, rows: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-        """(c, s) the rows of the versions that are read, and which of them are not too old."""
+    def choose(self, rows: Integers) -> Integers:
+        """(c, s) the rows of the versions that are read."""
         asked, moment = np.maximum(rows, 0), self.moment[:, None]
         place = np.full(self.rows, -1, np.int64)
         place[self.replaced] = self.rows + np.arange(len(self.replaced))
         later = (self.published[asked] > moment) & (place[asked] >= 0)
-        age = moment - np.where(later, self.before[asked], self.published[asked])
-        fresh = np.ones(rows.shape, bool) if self.max_age is None else age <= self.max_age * self.cycle
-        return np.where(later & (rows >= 0), place[asked], rows), fresh
+        return np.where(later & (rows >= 0), place[asked], rows)
 
 
 @dataclass
@@ -71,12 +61,10 @@ class AsynchronousRounds:
     workers: Communicator
     shards: Shards
     mine: slice
-    max_age: float | None
 
     def __post_init__(self) -> None:
         self.h = len(self.schedule.w)
         self.table = self.network.table
-        self.before = np.zeros(self.h, np.int64)
         self.finite = np.ones(self.h, bool)
         self.scratch: dict[str, Models] = {}
         self.backend = self.network.backend
@@ -139,7 +127,6 @@ class AsynchronousRounds:
         if keep:
             self.backend.take(self.table[:h], rows, out=self.table[h : h + len(rows)])
             self.replaced = self.finite[rows]
-        self.before[rows] = self.published[rows]
         mine = (rows >= self.mine.start) & (rows < self.mine.stop)
         own, labels = rows[mine], acting.labels[mine]
         if self.workers.size == 1:
@@ -246,10 +233,8 @@ class AsynchronousRounds:
         own, at = (rows[mine], moment[mine]) if alone else (rows, moment)
         if not len(own):
             return Received(self.table[:0], np.empty((0, 1), np.int64), met=np.empty(0, np.int64)), attack
-        versions = Versions(
-            self.h, replaced, self.published, self.before, at, self.max_age, self.schedule.cycle
-        )
-        network = replace(plain, models=self.h + len(replaced), versions=versions)
+        versions = Versions(self.h, replaced, self.published, at)
+        network = replace(plain, models=self.h + len(replaced), newest=versions.choose)
         first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
         wanted = slice(None) if alone else slice(first, first + int(mine.sum()))
         return network.answers(label, own, attack, known, forging, wanted)

@@ -7,7 +7,7 @@ so that nothing is copied to be aggregated.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,16 +62,6 @@ class Ask:
     weights: Floats | None = None
 
 
-class Versions(Protocol):
-    """Which of a peer's versions is read."""
-
-    def choose(self, ask: Ask, rows: Integers) -> tuple[Integers, NDArray[np.bool_]]:
-        """(c, s) the rows that answer in the place of these, and which of them do, being fresh enough."""
-
-    def told(self) -> dict[str, Any]:
-        """What an adversary sees of the time."""
-
-
 @dataclass(frozen=True)
 class Window:
     """What nodes (c,) remember of earlier rounds: (c, k) numbers of rows behind the table, −1 absent."""
@@ -94,7 +84,8 @@ class SimulatedNetwork:
     the rows of all workers.
     in_order: answers come in the order of asking, −1 where there is none. window:
     what nodes have of earlier rounds.
-    versions: which of a peer's versions is read, where nodes do not publish all at once.
+    newest: from the rows that are asked to those of the versions that are read, where nodes do not publish
+    all at once.
     """
 
     roster: Roster
@@ -114,7 +105,7 @@ class SimulatedNetwork:
     wire: Wire = field(default_factory=Wire)
     in_order: bool = False
     window: Window | None = None
-    versions: "Versions | None" = None
+    newest: Callable[[Integers], Integers] | None = None
 
     def init(self) -> Arrays:
         """What the attack remembers."""
@@ -144,15 +135,14 @@ class SimulatedNetwork:
         ask = self.ask(t, own)
         rows, hostile = self._locate(ask)
         answered = (ask.wanted >= 0) & ~hostile & ~self._late(ask)
-        if self.versions is not None:
-            rows, fresh = self.versions.choose(ask, rows)
-            answered &= fresh
+        if self.newest is not None:
+            rows = self.newest(rows)
         end = self.models
         if forging and hostile.any():
             end += int(hostile.any(axis=1).sum())
             rows, state = self._forge(ask, own, rows, hostile, answered, state, before)
         if not self.silent:  # where hostile nodes train, they stand in the table like the others
-            answered = answered | (hostile & ~self.attack.silenced(hostile.sum(axis=1))[:, None])
+            answered = answered | hostile
         rows = np.where(answered, rows, -1)
         received = _received(self.table[:end], own, rows, hostile, ask.weights, wanted, self.in_order)
         return received, state
@@ -232,10 +222,8 @@ class SimulatedNetwork:
         counts = hostile.sum(axis=1)
         common: dict[str, Any] = {
             "rule": self.rule.rule, "context": self.rule.context(ask.round, victims), "kernels": self.backend,
-            "wire": self.wire, "now": float(ask.round),
+            "wire": self.wire,
         }  # fmt: skip
-        if self.versions is not None:
-            common |= self.versions.told()
         if ask.weights is None:
             if self.window is not None:
                 common |= {"remembered": self.window.of(victims), "moves": self.window.moves}

@@ -247,7 +247,6 @@ class Simulation:
             self.workers,
             self.shards,
             self.mine,
-            self.spec.max_age,
         )
         self.state = replace(self.state, network=self.state.network | found.init(self.state.x))
         return found

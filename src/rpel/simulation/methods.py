@@ -267,10 +267,6 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
     if spec.speeds != "equal":
         schedule(spec)
     if not spec.asynchronous:
-        if spec.max_age is not None:
-            raise ValueError(
-                f"max_age {spec.max_age:g} goes with asynchronous true: else all answers are of the round"
-            )
         return
     for other, why in (
         (spec.method != "rpel", f"method {spec.method}: the nearest is method rpel"),

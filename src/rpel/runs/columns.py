@@ -69,8 +69,11 @@ DECLARED = (
     Column("accuracy_median", "median over the honest nodes", _EVALUATED, _MEASURE, +1, ".4f",
         "accuracy/median"),
     Column("loss", "mean test loss of the honest nodes", _EVALUATED, _MEASURE, -1, ".4g", "loss"),
-    Column("grad_norm", "estimate of the mean of ‖∇F_H(x_i)‖² over honest nodes", _EVALUATED,
-        tag="grad_norm"),
+    Column(
+        "grad_norm", "estimate of the mean of ‖∇F_H(x_i)‖² over honest nodes, from training examples without "
+                     "noise; null in private runs",
+        _EVALUATED, tag="grad_norm",
+    ),
     Column(
         "alpha_realised", "what the exchange of this round left of the disagreement, relative to that before "
                           "it",

@@ -391,6 +391,7 @@ class Simulation:
     ) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖².
 
+        ‖∇F_H‖² is of training examples and without noise: a private run has None.
         look: called a few times on the way, on every worker, with the share that is done.
         """
         x, local = self.state.x, self.state.local["buffers"]
@@ -400,7 +401,9 @@ class Simulation:
         some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
         here = np.flatnonzero(np.isin(self.rows, some))
         examples = GRADIENT_EXAMPLES if subset is None else min(GRADIENT_EXAMPLES, len(subset))
-        norms = np.concatenate(self.workers.each(lambda: self._norms(here, examples)))
+        norm = None
+        if self.budget is None:
+            norm = float(np.concatenate(self.workers.each(lambda: self._norms(here, examples))).mean())
         success = by_name.pop("attack_success", None)
         metrics = {
             name.removeprefix("metric."): column
@@ -408,7 +411,7 @@ class Simulation:
             if name.startswith("metric.")
         }
         return Evaluation(
-            shown, by_name["loss"], float(norms.mean()), success, metrics=metrics, better=self.measures
+            shown, by_name["loss"], norm, success, metrics=metrics, better=self.measures
         )  # fmt: skip
 
     def _norms(self, rows: Integers, examples: int) -> Floats:

@@ -14,7 +14,7 @@ from rpel.types import Floats, Integers, Models
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracy (h,) and loss (h,) of the honest nodes;
-    ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them.
+    ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them; None in a private run.
 
     ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
     ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round;
@@ -24,7 +24,7 @@ class Evaluation:
 
     accuracy: Floats
     loss: Floats
-    grad_norm: float
+    grad_norm: float | None
     attack_success: Floats | None = None
     output_accuracy: Floats | None = None
     metrics: dict[str, Floats] = field(default_factory=dict)

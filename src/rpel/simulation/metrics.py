@@ -118,7 +118,9 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
     if shown is not None:
         # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
         values = {"accuracy_mean": shown.mean, "accuracy_worst": shown.worst, "accuracy_median": shown.median}
-        values |= {"loss": float(shown.loss.mean()), "grad_norm": shown.grad_norm}
+        values |= {"loss": float(shown.loss.mean())}
+        if shown.grad_norm is not None:
+            values["grad_norm"] = shown.grad_norm
         values |= {
             "alpha_realised": info.alpha_realised or 0.0,
             "lambda_realised": info.lambda_realised or 0.0,

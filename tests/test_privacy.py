@@ -329,8 +329,11 @@ def test_noise_is_gaussian_with_the_multiplier_times_the_norm_over_the_nominal_b
     assert z.std() == pytest.approx(1, abs=5 / math.sqrt(2 * z.size))
     assert (np.abs(z) > 1.96).mean() == pytest.approx(0.05, abs=5 * math.sqrt(0.05 * 0.95 / z.size))
     assert np.abs(np.corrcoef(z) - np.eye(NODES)).max() < 0.06  # each node has noise of its own
-    again, _ = PrivateGradients(made, norm, sigma).gradient(x, local, ids, 3, 0)
-    assert abs(np.corrcoef(z[0], again[0] - noisy[0])[0, 1]) < 0.75  # and each round
+    for t, k in ((3, 0), (2, 1)):  # so has each round, and each local step of a round
+        other_clean, _ = PrivateGradients(made, norm).gradient(x, local, ids, t, k)
+        other_noisy, _ = PrivateGradients(made, norm, sigma).gradient(x, local, ids, t, k)
+        other = (other_noisy - other_clean).astype(np.float64) / (sigma * norm / BATCH)
+        assert np.abs([np.corrcoef(a, b)[0, 1] for a, b in zip(z, other, strict=True)]).max() < 0.06
 
 
 def test_empty_batch_gives_noise_all_the_same() -> None:
@@ -365,6 +368,28 @@ def test_examples_that_are_not_alike_are_clipped_one_by_one() -> None:
     assert np.abs(g).max(axis=1).min() > 0
 
 
+class Writing(nn.Module):
+    """A network that writes to its own state in its forward pass."""
+
+    seen: torch.Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(784, 10)
+        self.register_buffer("seen", torch.zeros(784))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if self.training and self.how == "added":
+            self.seen += x.detach().mean(dim=0)
+        if self.training and self.how == "replaced":
+            self.seen = 0.9 * self.seen + 0.1 * x.detach().mean(dim=0)
+        if self.training and self.how == "parameter":
+            with torch.no_grad():
+                self.linear.bias.mul_(0.5)
+        return torch.as_tensor(self.linear(x - self.seen))
+
+
 @pytest.mark.parametrize(
     ("network", "noise", "norm", "words"),
     [
@@ -375,6 +400,9 @@ def test_examples_that_are_not_alike_are_clipped_one_by_one() -> None:
             "GroupNorm",
         ),
         ("linear", 1.0, math.inf, "noise_multiplier 1 needs a max_grad_norm"),
+        (Writing("added"), 1.0, 1.0, "forward pass writes to its buffer 'seen'"),
+        (Writing("replaced"), 1.0, 1.0, "forward pass writes to its buffer 'seen'"),
+        (Writing("parameter"), 1.0, 1.0, "forward pass writes to its parameter 'linear.bias'"),
     ],
 )
 def test_tasks_that_cannot_be_private_are_refused(
@@ -415,6 +443,14 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     )
     shown, _ = rpel("resume", str(run.path), capsys=capsys)
     assert f"epsilon            at most {stated['epsilon']:.4g} at any honest node" in shown
+
+
+def test_private_run_keeps_gradient_norms_of_training_examples_to_itself() -> None:
+    fields = {**RUN, "rounds": 2, "target_delta": None, "noise_multiplier": None}
+    clipped, private = package.simulate(**fields), package.simulate(**{**RUN, "rounds": 2})
+    assert [row["grad_norm"] for row in private.history] == [None, None]
+    assert private.final["loss"] is not None
+    assert clipped.final["grad_norm"] > 0
 
 
 def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(

@@ -104,7 +104,7 @@ class Classification:
             check_classes(layers.linears[-1].shape[0], dataset)
             return ConvolutionEngine(layers, shape) if layers.convolutions else LinearEngine(layers)
         named = tuple(self.metrics.values())
-        probe, targets = self._probe()
+        probe, targets = self.probe()
         try:
             plain = AutogradEngine(self.module, self.loss, probe, device, named, brief)
         except Exception as error:  # the module's code may be anything
@@ -128,7 +128,7 @@ class Classification:
         where one by one is faster for nodes with a model each."""
         plain = self.engine
         many = self._many(plain) if isinstance(plain, AutogradEngine) else None
-        if many is None or not isinstance(plain, AutogradEngine) or not many.agrees(plain, *self._probe()):
+        if many is None or not isinstance(plain, AutogradEngine) or not many.agrees(plain, *self.probe()):
             return plain
         return many
 
@@ -138,7 +138,7 @@ class Classification:
         """Inputs and targets of training rows, as nodes ids see them, where the models are: see `batches`."""
         return self.examples.batch(rows, ids, dtype, *varied)
 
-    def _probe(self) -> tuple[Any, Any]:
+    def probe(self) -> tuple[Any, Any]:
         """The first and the last training example, and their targets."""
         rows = np.array([[0, self.examples.dataset.size - 1]])
         try:

@@ -235,7 +235,7 @@ class DeviceTask(Classification):
     def use(self, steps: Steps) -> None:
         """Let nodes step like this."""
         self.steps, alone = steps, steps == "alone"
-        values = _values(self.module, self._probe()[0], steps == "unfold")
+        values = _values(self.module, self.probe()[0], steps == "unfold")
         budget = _CACHED if self.arrays.main else _BUDGET
         each = 4 * (2 * values * self.batch_size + 4 * self.d)
         self.chunk = 1 if alone else max(1, min(_MOST, budget // each))
@@ -267,7 +267,7 @@ class DeviceTask(Classification):
     def _together(self) -> VmapEngine | None:
         """The engine for many at once, where it does what autograd does; None where not."""
         many = self._many(self.plain)
-        return many if many is not None and many.agrees(self.plain, *self._probe()) else None
+        return many if many is not None and many.agrees(self.plain, *self.probe()) else None
 
     def batch(
         self, rows: Integers, ids: Integers | None, dtype: torch.dtype, *varied: Any

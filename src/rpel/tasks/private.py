@@ -24,6 +24,7 @@ from torch import nn
 
 from rpel.backend.base import Backend, backend
 from rpel.randomness import stream
+from rpel.tasks.autograd import Copy
 from rpel.tasks.classification import Classification
 from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers
@@ -63,6 +64,7 @@ class PrivateGradients:
         arrays: Backend | None = None,
     ) -> None:
         check_module(task.module)
+        check_forward(task.module, task.probe()[0])
         if noise_multiplier and not math.isfinite(max_grad_norm):
             raise ValueError(
                 f"noise_multiplier {noise_multiplier:g} needs a max_grad_norm: noise is measured against it"
@@ -183,3 +185,24 @@ def check_module(module: nn.Module) -> None:
                 f"layer {name or 'model'!r} is {kind}, which mixes the examples of a batch, so that no "
                 "gradient is of one example alone: the nearest is nn.GroupNorm"
             )
+
+
+def check_forward(module: nn.Module, inputs: Any) -> None:
+    """ValueError for a network whose forward pass writes to its own buffers or parameters."""
+    own = Copy(module, torch.float32, torch.device("cpu"))
+    own.module.train()
+    before = {name: (value, value._version, value.detach().clone()) for name, value in _state(own.module)}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        own.run(inputs)
+    for name, value in _state(own.module):
+        tensor, version, content = before[name]
+        if value is not tensor or value._version != version or not torch.equal(value, content):
+            kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+            raise ValueError(
+                f"the model's forward pass writes to its {kind} {name!r}, so that one example's gradient may "
+                "depend on other examples: private training needs a forward pass that leaves it unchanged"
+            )
+
+
+def _state(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

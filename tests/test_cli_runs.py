@@ -182,10 +182,12 @@ def test_foreign_run_is_listed_without_terminal_commands(
         (["run", "quickstart", "--rounds", "1", "--out", "{file}"], "{file} is a file"),
         (["report", "{runs}", "-o", "{page}", "--csv", "{folder}"], "{folder} is a folder"),
         (["report", "{runs}", "-o", "{page}", "--figures", "{file}"], "{file} is a file"),
+        (["run", "quickstart", "--rounds", "1", "--out", "/proc/x"], "/proc/x cannot be created"),
+        (["new", "/proc/x"], "/proc/x can be neither opened nor created"),
     ],
     ids=lambda given: given[0] if isinstance(given, list) else "",
 )
-def test_file_in_place_of_a_runs_folder_is_refused(
+def test_path_that_cannot_be_used_is_refused(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     names = {name: str(tmp_path / name) for name in ("file", "folder", "page")} | {
@@ -219,6 +221,19 @@ def test_compare_names_what_differs_and_pairs_the_seeds(
     assert "rule: median | mean" in text
     assert "95 % t-interval" in text
     assert "holds 2 settings" in rpel("compare", str(tmp_path), str(tmp_path), capsys=capsys, code=2)[1]
+
+
+def test_compare_of_two_seeds_leaves_paired_differences_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [str(simulate(**TINY, seed=seed, out=tmp_path).path) for seed in (0, 1)]
+    text, _ = rpel("compare", *folders, capsys=capsys)
+    assert "overflowed" not in text
+    assert text.splitlines()[-1] == (
+        "no differences: they are paired by seed, and A and B have no seed in common"
+    )
+    row = next(line for line in text.splitlines() if "accuracy worst" in line)
+    assert len(re.findall(r"0\.\d+", row)) == 2, "A and B, and nothing between them"
 
 
 def test_resume_of_a_folder_finishes_all_runs_below(

@@ -275,6 +275,18 @@ def test_line_that_cannot_be_is_refused_by_name(fields: dict[str, Any], named: s
         plan(**{"nodes": 10, "byzantine": 1, "rounds": 5, "parameters": 9, **fields})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("nodes", 100.5), ("nodes", "100"), ("byzantine", 10.5), ("rounds", 2.5), ("pull", 3.5),
+     ("no_shows", 0.5), ("confidence", "high")],
+)  # fmt: skip
+def test_plan_refuses_a_value_that_is_not_a_number_of_its_kind(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} {value!r} is not a (whole )?number: give one such as"):
+        plan(**{"nodes": 100, "byzantine": 10, "rounds": 200, field: value})
+    numpy: Any = np.array([100, 10])
+    assert plan(nodes=numpy[0], byzantine=numpy[1], rounds=200).pull == 16
+
+
 def test_third_given_as_a_float_is_a_third() -> None:
     assert plan(nodes=100, byzantine=10, rounds=200, max_fraction=1 / 3).fraction == 1 / 3
 

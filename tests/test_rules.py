@@ -399,6 +399,22 @@ def test_krum_sums_the_requested_number_of_neighbours(neighbours: str) -> None:
         A.krum(1, neighbours="m-f-3")
 
 
+@pytest.mark.parametrize("name", ["nnm", "krum", "nnm+trimmed_mean"])
+def test_missing_rule_parameter_is_named_in_one_sentence(name: str) -> None:
+    first = name.partition("+")[0]
+    with pytest.raises(ValueError, match=f"^rule '{first}' needs its parameter 'f'"):
+        rpel.rule(name)
+    assert rpel.rule(name, f=1).name == name
+
+
+@pytest.mark.parametrize("value", [3, None, np.ones(2)])
+def test_object_that_cannot_be_a_rule_or_an_attack_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rule .*'nnm\+trimmed_mean', a rpel\.rules\.Rule"):
+        rpel.rule(value)
+    with pytest.raises(ValueError, match=r"^attack .*'alie' .*a rpel\.attacks\.Attack"):
+        rpel.attack(value)
+
+
 def test_rtc_gts_exact_and_the_oracle_follow_their_definitions() -> None:
     x, w, b_w = cloud(16, 9, 5), metropolis_like(1, 9)[0], 0.25
     d = x - x[0]

@@ -339,6 +339,33 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
         simulate(nods=3)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seeds": 3}, r"seeds 3 is one number.*seed=3.*seeds=\[3\].*seeds=range\(3\)"),
+        ({"attack": None}, "attack None is not possible.*'none': no attack"),
+        ({"attack": 3}, "attack 3 is of type int"),
+        ({"rule": 3}, "rule 3 is of type int.*'nnm.trimmed_mean'"),
+        ({"out": Path("/proc/x")}, "/proc/x cannot be created"),
+    ],
+)
+def test_wrong_argument_is_refused_in_one_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}"):
+        tiny(fields.pop("out", None), **fields)
+
+
+def test_load_of_a_folder_that_is_not_a_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^there is no run folder '.*nowhere'$"):
+        rpel.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"is not a run folder: it holds no spec\.toml$"):
+        rpel.load(tmp_path)
+    with pytest.raises(CrashError):
+        tiny(tmp_path, progress=crash_after(3))
+    (unfinished,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match="is not finished: rpel resume"):
+        rpel.load(unfinished)
+
+
 def test_seed_gives_a_run_and_seeds_a_run_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one = simulate("linear", nodes=6, byzantine=1, rounds=1, eval_size=50)

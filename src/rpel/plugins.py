@@ -18,6 +18,23 @@ from weakref import WeakValueDictionary
 
 from rpel.errors import nearest
 
+_EXAMPLES = {
+    "rule": "give a name such as 'nnm+trimmed_mean', a rpel.rules.Rule, or a function",
+    "attack": "give a name such as 'alie' ('none': no attack), a rpel.attacks.Attack, or a function",
+}
+
+
+def check_callable(thing: Any, what: str) -> None:
+    """Refuse an object from Python that cannot be a rule or an attack.
+
+    >>> check_callable(3, "rule")
+    Traceback (most recent call last):
+    ValueError: rule 3 is of type int: give a name such as 'nnm+trimmed_mean', a rpel.rules.Rule...
+    """
+    if not callable(thing):
+        kind = "not possible" if thing is None else f"of type {type(thing).__name__}"
+        raise ValueError(f"{what} {thing!r} is {kind}: {_EXAMPLES[what]}")
+
 
 def is_own(name: str) -> bool:
     """Whether a name is of the form ``module:object``.

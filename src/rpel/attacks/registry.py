@@ -235,6 +235,8 @@ def _found(name: str | Attack | Callable[..., Any]) -> tuple[str, Attack | Calla
     """(its full name, its function, or the Attack that somebody made)."""
     if isinstance(name, Attack):
         return name.name, name
+    if not isinstance(name, str):
+        plugins.check_callable(name, "attack")
     full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
     if full in ATTACKS:
         return full, ATTACKS[full]

@@ -171,9 +171,9 @@ def main(arguments: list[str] | None = None) -> None:
     except UsageError as error:
         _leave_with_help(error)
         _fail(_usage(error), 2)
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         _fail(str(error), 2)
-    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
         _fail(_misplaced(error), 2)
     except (OSError, BudgetSpentError) as error:
         _fail(str(error), 1)
@@ -204,11 +204,13 @@ def _usage(error: Any) -> str:
 
 
 def _misplaced(error: OSError) -> str:
-    """A folder where a file is wanted, or the other way round."""
+    """A folder where a file is wanted, the other way round, or a path that is not there."""
     name = error.filename2 or error.filename
     if not isinstance(name, str | os.PathLike):
         return str(error)
     path = Path(name)
+    if isinstance(error, FileNotFoundError):
+        return f"{path} can be neither opened nor created (no such file or folder): give another path"
     if isinstance(error, IsADirectoryError):
         return f"{path} is a folder, and a file is wanted there"
     file = next((at for at in (path, *path.parents) if at.is_file()), path)

@@ -176,15 +176,20 @@ def compare(a: Path, b: Path, as_json: opt.Json = False) -> None:
         print("the specifications differ in nothing that matters but seeds")
     columns = ("after the last round", "A", "B", "B - A", comparison["interval"])
     table = terminal.table(*columns, right=columns[1:4])
+    paired = bool(comparison["seeds"])
     for key, row in comparison["final"].items():
         low, high = row["low"], row["high"]
         between = "" if low is None or len(comparison["seeds"]) < 2 else f"{low:+.4g} to {high:+.4g}"
-        ends = [number(row[key], ".4g", missing="overflowed") for key in ("a", "b", "difference")]
-        table.add_row(key.replace("_", " "), *ends, between)
+        ends = [number(row[end], ".4g", missing="overflowed") for end in ("a", "b")]
+        difference = number(row["difference"], ".4g", missing="overflowed" if paired else "")
+        table.add_row(key.replace("_", " "), *ends, difference, between)
     terminal.stdout(wrap=True).print(table)
     curve = ", ".join(f"{row['round']}: {row['a']:.3f} | {row['b']:.3f}" for row in comparison["curve"])
     print(f"mean {comparison['measure']} by round: {curve}" if curve else "no round was evaluated in both")
-    print(f"paired over {count(len(comparison['seeds']), 'common seed')}")
+    if paired:
+        print(f"paired over {count(len(comparison['seeds']), 'common seed')}")
+    else:
+        print("no differences: they are paired by seed, and A and B have no seed in common")
 
 
 def _one_group(path: Path) -> "RunSet":

@@ -250,7 +250,6 @@ class Spec(Training):
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None,
         description="several runs, such as 0-4 or 0,1,7; with intervals",
-        examples=["0-4 or 0,1,7, each seed once"],
     )
     final_eval_size: Annotated[int | None, Identity.LATER] = Field(
         None, description="test examples of the last round's evaluation; all unless given", ge=1
@@ -349,10 +348,18 @@ class Spec(Training):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError(
+                f"seeds {value} is one number: give seed={value} for that seed, seeds=[{value}] for a RunSet "
+                f"with that seed alone, or seeds=range({value}) for that many seeds"
+            )
         if isinstance(value, list | tuple | range):
             value = ",".join(map(str, value))
         value = None if value is None else str(value)
-        parse_seeds(value)
+        try:
+            parse_seeds(value)
+        except ValueError:
+            raise ValueError(f"seeds {value!r} is not valid: it takes 0-4 or 0,1,7, each seed once") from None
         return value
 
 
@@ -420,6 +427,8 @@ def load(source: str | Path) -> Spec:
 def load_folder(path: Path) -> Spec:
     """The Spec of a run folder."""
     file = path / "spec.toml"
+    if not path.exists():
+        raise ValueError(f"there is no run folder {str(path)!r}")
     if not file.is_file():
         raise ValueError(f"{str(path)!r} is not a run folder: it holds no spec.toml")
     return _made(read_toml(file), path.name, str(file), run_folder=True)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -68,8 +69,15 @@ def quantiles(nodes: int, byzantine: int, rounds: int, pulls: Sequence[int], p: 
     return np.array([[quantile(nodes, byzantine, s, rounds, q) for s in pulls] for q in p])
 
 
+def check_whole(name: str, value: int) -> None:
+    """Refuse anything but a whole number; NumPy's whole numbers are accepted."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} {value!r} is not a whole number: give one such as 100")
+
+
 def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> None:
     for name, value, least in (("nodes", nodes, 2), ("byzantine", byzantine, 0), ("rounds", rounds, 1)):
+        check_whole(name, value)
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     if 2 * byzantine >= nodes:
@@ -77,7 +85,10 @@ def check_sizes(nodes: int, byzantine: int, rounds: int, pull: int | None) -> No
             f"byzantine {byzantine} is not a minority of nodes {nodes}: at most {(nodes - 1) // 2} can be "
             "tolerated"
         )
-    if pull is not None and not 1 <= pull < nodes:
+    if pull is None:
+        return
+    check_whole("pull", pull)
+    if not 1 <= pull < nodes:
         nearest = 1 if pull < 1 else nodes - 1
         raise ValueError(
             f"pull {pull} is impossible among nodes {nodes}: choose 1 to {nodes - 1}, nearest {nearest}"
@@ -214,6 +225,9 @@ class Question:
 
 
 def check_question(case: Question) -> None:
+    check_whole("no_shows", case.no_shows)
+    if not isinstance(case.confidence, Real):
+        raise ValueError(f"confidence {case.confidence!r} is not a number: give one such as 0.99")
     if not 0 < case.confidence < 1:
         nearest = 0.999999 if case.confidence >= 1 else 0.01
         raise ValueError(

@@ -162,6 +162,10 @@ def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
 
 def _made(parts: list[Part], parameters: dict[str, Any]) -> Iterator[Stage]:
     for part in parts:
+        for key, taken in signature(part.make).parameters.items():
+            variable = taken.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+            if taken.default is Parameter.empty and not variable and key not in parameters:
+                raise ValueError(f"rule {part.name!r} needs its parameter {key!r}: give {key}=…")
         try:
             made = part.make(**{key: value for key, value in parameters.items() if key in part.keywords})
         except TypeError as error:
@@ -179,6 +183,7 @@ def _part(part: str | Stage | Callable[..., Any], given: Mapping[str, Any]) -> P
         if part in RULES:
             return Part(part, RULES[part], frozenset(signature(RULES[part]).parameters))
         return _user_part(part, plugins.find(GROUP, part, RULES), given)
+    plugins.check_callable(part, "rule")
     return _user_part(part.name if isinstance(part, Stage) else plugins.place_of(part), part, given)
 
 

@@ -78,7 +78,11 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder, made if need be, against other processes; ValueError if another one has it."""
-        (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        try:
+            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, PermissionError) as error:
+            reason = str(error.strerror).lower()
+            raise ValueError(f"{error.filename} cannot be created ({reason}): choose another --out") from None
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(self.path / ".lock", wait=False))

@@ -126,12 +126,11 @@ class Run(Finished):
     def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Run":
         """The finished run in a folder; one that was edited afterwards is read with a warning."""
         folder = RunFolder(Path(path))
+        spec = load_folder(folder.path)
         certificate = folder.certificate()
         if certificate is None:
             raise ValueError(f"{path} is not finished: rpel resume {path}")
-        run = Run(
-            load_folder(folder.path), folder.path, certificate=certificate, module=module, reused=reused
-        )
+        run = Run(spec, folder.path, certificate=certificate, module=module, reused=reused)
         if run.seal is Seal.EDITED:
             log.warning("%s was edited after it was finished: %s", path, ", ".join(run.edited))
         return run

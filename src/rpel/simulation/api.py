@@ -12,7 +12,7 @@ from torch import nn
 from rpel.algorithm import Problem
 from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
-from rpel.plugins import named
+from rpel.plugins import check_callable, named
 from rpel.rules import Rule
 from rpel.runs.record import Run, RunSet
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
@@ -224,6 +224,7 @@ def simulate(
     elif model is not None:
         check_module(model)
     if rule is not None and not isinstance(rule, str):
+        check_callable(rule, "rule")
         given["rule"] = named(rule)
     if not isinstance(attack, str):
         given |= _as_text(attack, given.get("attack_params", {}))
@@ -270,6 +271,7 @@ def _of_task(task: Task, code: bool, **others: Any) -> Objects:
 
 def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
     """A user-supplied attack as the two fields of a Spec."""
+    check_callable(attack, "attack")
     if not isinstance(attack, Attack):
         return {"attack": named(attack), "attack_params": parameters}
     whole = attack.parameters | ({"flood": True} if attack.flood else {})

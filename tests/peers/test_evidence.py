@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import json
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership
+from rpel.config.membership import Member, Membership, content_hash
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, sign
 from rpel.peer.core.protocol import make_ready
 from rpel.peer.io import detector
 from rpel.peer.io.detector import keep, verify
-from rpel.peer.io.journal import Audit, check_audit, verify_audit
+from rpel.peer.io.journal import Audit, RoundLog, check_audit, verify_audit
 from rpel.peer.io.node import Node, SecondInstanceError
 from rpel.peer.ops.redteam import RedTeam
 from rpel.rules import rule
+from support.commands import rpel
 from support.loopback import flat_layout, loopback, model
 from support.loopback import membership as a_membership
 from support.proxy import Proxy
@@ -320,11 +323,65 @@ def test_audit_log_continues_after_a_crash_and_shows_tampering(tmp_path: Path) -
     again = Audit(path)
     for round in (2, 3):
         again.write({"round": round}, sign=lambda digest: b"")
-    assert [line["round"] for line in check_audit(path)] == [1, 2, 3]
+    lines = check_audit(path)
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [line["gap"]["lines"] for line in lines if "gap" in line] == [1]
     assert path.stat().st_mode & 0o077 == 0
     path.write_text(path.read_text().replace('"round": 2', '"round": 9'))
     with pytest.raises(ValueError, match=r"line 3.*line 2"):
         check_audit(path)
+
+
+def test_audit_log_of_a_peer_whose_disk_was_full_is_proven_and_shows_the_gap(
+    network: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    m, keys = network
+    path, audit = tmp_path / "audit.jsonl", Audit(tmp_path / "audit.jsonl")
+
+    def write(round: int) -> None:
+        line = {"member": "peer-1", "round": round}
+        audit.write(line, sign=lambda digest: evidence.sign_line(keys[1], of_member(m, 1), digest))
+
+    write(1)
+    write(2)
+    with no_more_than(path.stat().st_size + 50):
+        for round in (3, 4):
+            with pytest.raises(OSError, match="large"):
+                write(round)
+            assert path.read_bytes().endswith(b"}\n")  # no part of a line stays
+    write(5)
+    m.replace(hyperparameters_sha256=content_hash({})).save(tmp_path / "members.toml")
+    arguments = ("verify", str(path), "--members", str(tmp_path / "members.toml"))
+    output, _ = rpel(*arguments, capsys=capsys)
+    assert "before round 5: 2 lines not written (File too large)" in output
+    assert "rounds without a line: 3-4" in output
+    said = json.loads(rpel(*arguments, "--json", capsys=capsys)[0])
+    assert (said["gaps"][0]["lines"], said["rounds_missing"]) == (2, [[3, 4]])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # a gap hides no line that was written
+    assert "line 2 does not follow" in rpel(*arguments, capsys=capsys, code=1)[0]
+
+
+@contextmanager
+def no_more_than(size: int) -> Iterator[None]:
+    """As on a full disk: a write beyond this size of a file ends in the middle, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_round_log_of_a_peer_whose_disk_was_full_has_whole_lines_only(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text('{"round": 1}\n{"rou')  # the power failed
+    log = RoundLog(path)
+    log.write('{"round": 2}')
+    with no_more_than(path.stat().st_size + 5):
+        log.write('{"round": 3}')
+    log.write('{"round": 4}')
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 4]
 
 
 def test_rewritten_audit_log_fails_its_signature(network: Network, tmp_path: Path) -> None:

@@ -284,3 +284,10 @@ def test_same_line_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptu
     finally:
         logger.removeFilter(repeats)
     assert len(caplog.records) == 21
+
+
+def test_percent_sign_in_a_repeated_line_stays_as_it_is() -> None:
+    repeats = Repeats(most=1, clock=iter([0.0, 1.0, 70.0]).__next__)
+    lines = [logging.LogRecord("rpel", logging.INFO, "", 0, "%d %% of disk", (5,), None) for _ in range(3)]
+    assert [repeats.filter(one) for one in lines] == [True, False, True]
+    assert lines[2].getMessage() == "5 % of disk (and 1 lines like this before)"

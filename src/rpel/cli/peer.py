@@ -350,7 +350,8 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
     Both signatures are verified with the key that members.toml names. A proof excludes a key
     and says nothing of an intention: two machines that run with one key are excluded, too. Of an audit log
     (audit.jsonl) it is checked that no line was changed or left out but at its end, and that the member it
-    names signed it. Exit status 0: proven; 1: not.
+    names signed it; lines that could not be written and rounds without a line are listed. Exit status 0:
+    proven; 1: not.
 
     Example: rpel verify state/evidence/clinic-7-42.json --members members.toml
 
@@ -385,11 +386,21 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
 
 
 def _say_audit(path: Path, lines: Sequence[dict[str, Any]], as_json: bool) -> None:
-    last = lines[-1]
+    from rpel.peer.io.journal import missing_rounds
+
+    last, missing = lines[-1], missing_rounds(lines)
+    gaps = [{"before_round": line.get("round"), **line["gap"]} for line in lines if "gap" in line]
     facts = {"proven": True, "member": last["member"], "lines": len(lines), "round": last["round"]}
-    if not terminal.printed(facts, as_json, indent=None):
-        whole = f"{path} is whole, {len(lines)} lines to round {last['round']}"
-        print(f"proven: {whole}, signed by {last['member']}")
+    if terminal.printed(facts | {"gaps": gaps, "rounds_missing": missing}, as_json, indent=None):
+        return
+    whole = f"{path} is whole, {len(lines)} lines to round {last['round']}"
+    print(f"proven: {whole}, signed by {last['member']}")
+    for gap in gaps:
+        lost = count(gap["lines"], "line")
+        print(f"  before round {gap['before_round']}: {lost} not written ({visible(gap['reason'])})")
+    if missing:
+        ranges = [f"{first}" if first == end else f"{first}-{end}" for first, end in missing]
+        print(f"  rounds without a line: {', '.join(ranges)}")
 
 
 @opt.described

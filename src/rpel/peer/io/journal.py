@@ -2,19 +2,22 @@
 a chain of hashes that it signs.
 
 Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no
-round; a line that repeats itself, for whatever reason, does not fill the disk.
+round, and leaves no part of a line; a line that repeats itself, for whatever reason, does not fill the disk.
 """
 
 import base64
 import hashlib
+import io
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ log = logging.getLogger("rpel")
 AUDIT_FILE = "audit.jsonl"
 _FIRST = "0" * 64
 _UNMEASURED = Measured()
-_LONGEST_LINES = 4 << 20  # bytes in which the last two lines of an audit log lie
+_LONGEST_LINES = 4 << 20  # bytes in which the last two lines of a log lie
 
 
 class Journal:
@@ -147,8 +150,7 @@ class RoundLog:
             if self.target == "-":
                 print(text, flush=True)
             else:
-                with open(self.target, "a", encoding="utf-8", opener=_private) as file:
-                    file.write(f"{text}\n")
+                append_line(Path(self.target), text.encode())
             self._failed = False
         except (OSError, ValueError) as error:  # ValueError: stdout was closed
             if not self._failed:
@@ -157,9 +159,45 @@ class RoundLog:
             self._failed = True
 
 
-def _private(path: str, flags: int) -> int:
-    """A file that only its owner can read."""
-    return os.open(path, flags, 0o600)
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line to a file that only its owner can read: the whole line, or nothing and an OSError.
+
+    An unfinished line, left by a crash or by a disk that was full, is removed first.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):  # a pipe or a terminal
+            _write(handle, line + b"\n")
+            return
+        end, _ = _remove_unfinished_line(file)
+        try:
+            _write(handle, line + b"\n")
+        except OSError:
+            with suppress(OSError):  # if even that fails, the next append removes it
+                file.truncate(end)
+            raise
+
+
+def _write(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _remove_unfinished_line(file: io.FileIO) -> tuple[int, bool]:
+    """Cut a file of lines after its last whole one; returns its end, and whether there was more."""
+    end = whole = file.seek(0, os.SEEK_END)
+    while whole and _read(file, whole - 1, whole) != b"\n":
+        begin = max(0, whole - _LONGEST_LINES)
+        whole = begin + _read(file, begin, whole).rfind(b"\n") + 1
+    if whole < end:
+        file.truncate(whole)
+    return whole, whole < end
+
+
+def _read(file: io.FileIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin) or b""
 
 
 class Repeats(logging.Filter):
@@ -188,11 +226,8 @@ class Repeats(logging.Filter):
         since, count = self._seen.get(kind, (now, 0))
         if now - since >= self._seconds:
             if count > self._most:
-                record.msg = (
-                    f"{record.getMessage()} (and {count - self._most} lines like this before)".replace(
-                        "%", "%%"
-                    )
-                )
+                # without arguments nothing in a message is formatted, so a % stays as it is
+                record.msg = f"{record.getMessage()} (and {count - self._most} lines like this before)"
                 record.args = ()
             since, count = now, 0
         if len(self._seen) >= self._kinds:
@@ -207,28 +242,35 @@ class Audit:
     but for leaving out the end."""
 
     def __init__(self, path: Path) -> None:
-        """Continue the file; a last line that was cut off by a crash is taken away."""
+        """Continue the file. An unfinished last line is removed, and the next line says so."""
         self._path = path
         self._prev = _FIRST
+        self._lost, self._reason = 0, ""  # lines that were not written since the last one
         if path.exists():
-            with path.open("r+b") as file:
-                begin = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINES)
-                file.seek(begin)
-                tail = file.read()
-                whole = tail[: tail.rfind(b"\n") + 1]
-                file.truncate(begin + len(whole))
-            if whole:
-                self._prev = _line_hash(whole[:-1].rpartition(b"\n")[2])
+            with path.open("r+b", buffering=0) as file:
+                end, cut = _remove_unfinished_line(file)
+                lines = _read(file, max(0, end - _LONGEST_LINES), end)
+            if lines:
+                self._prev = _line_hash(lines[:-1].rpartition(b"\n")[2])
+            if cut:
+                self._lost, self._reason = 1, "it was unfinished when the peer started again"
 
     def write(self, content: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> None:
-        """Append a line, with the peer's signature ``sign(hash)``; OSError if the write failed."""
+        """Append a line, with the peer's signature ``sign(hash)``; OSError if the write failed.
+
+        The first line after lines that were lost has a ``gap`` that says how many, and why.
+        """
         linked = {**content, "prev": self._prev}
+        if self._lost:
+            linked["gap"] = {"lines": self._lost, "reason": self._reason}
         signature = base64.b64encode(sign(_digest(linked))).decode()
         line = json.dumps({**linked, "signature": signature}).encode()
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "ab") as file:
-            file.write(line + b"\n")
-        self._prev = _line_hash(line)
+        try:
+            append_line(self._path, line)
+        except OSError as error:
+            self._lost, self._reason = self._lost + 1, error.strerror or str(error)
+            raise
+        self._prev, self._lost = _line_hash(line), 0
 
 
 def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -251,6 +293,8 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number} is not a line of an audit log") from None
         if named != prev:
             raise ValueError(f"{path}, line {number} does not follow line {number - 1}: the log was changed")
+        if "gap" in content and not _is_gap(content["gap"]):
+            raise ValueError(f"{path}, line {number} has a gap that does not say how many lines, and why")
         lines.append(content)
         prev = _line_hash(line)
     return lines
@@ -271,6 +315,26 @@ def verify_audit(path: str | os.PathLike[str], membership: Membership) -> list[d
     if not line_signed_by(member.certificate, of_member(membership, number), _digest(last), signature):
         raise ValueError(f"{path}: its last line is not signed with the key of {member.id!r} in this network")
     return lines
+
+
+def _is_gap(gap: object) -> bool:
+    return (
+        isinstance(gap, dict)
+        and gap.keys() == {"lines", "reason"}
+        and type(gap["lines"]) is int
+        and gap["lines"] > 0
+        and isinstance(gap["reason"], str)
+    )
+
+
+def missing_rounds(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """The rounds between the first and the last of an audit log that have no line, as (first, last).
+
+    >>> missing_rounds([{"round": 1}, {"round": 2}, {"round": 5}, {"round": 7}])
+    [(3, 4), (6, 6)]
+    """
+    rounds = sorted({line["round"] for line in lines if type(line.get("round")) is int})
+    return [(here + 1, there - 1) for here, there in pairwise(rounds) if there > here + 1]
 
 
 def _digest(content: Mapping[str, Any]) -> bytes:

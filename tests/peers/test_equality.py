@@ -28,7 +28,7 @@ from rpel.peer.io.learner import TaskLearner, built_in, training
 from rpel.peer.io.model_files import MODEL_FILE
 from rpel.peer.io.node import Node
 from rpel.peer.io.store import Store
-from rpel.randomness import draws, sample_others, sample_without_replacement, stream
+from rpel.randomness import stream
 from rpel.simulation.api import simulate
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
@@ -63,36 +63,14 @@ class Together:
         self.everybody.wait(timeout=PATIENCE)
 
 
-class SimulatorsDraws:
-    """The draws of one node of the simulator with a memory of two rounds, as a peer's sampler."""
-
-    def __init__(self) -> None:
-        self._before: Integers = np.zeros((1, 0), np.int64)
-
-    def __call__(self, round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
-        if not self._before.size:
-            self._me, self._nodes = np.array([me]), nodes
-            drawn = sample_without_replacement(0, "pull", round, self._me, nodes, s)
-            asked = np.take_along_axis(
-                drawn, np.argsort(draws(0, "lists", round, self._me, s), axis=1), axis=1
-            )
-            self._before = asked[:, s // 2 :]
-            return tuple(asked[0].tolist())
-        asked = sample_others(0, "pull", round, self._me, self._nodes, s, self._before)
-        left = [other for other in range(self._nodes) if other not in self._before]
-        assert (len(left), left.index(self._me[0])) == (nodes, me), "whom it avoids"
-        self._before = asked
-        return tuple(left.index(other) for other in asked[0])
-
-
 class Paced(Node):
     """A peer whose time is the shared clock's."""
 
-    def __init__(self, config: Config, together: Together, memory: int = 1) -> None:
+    def __init__(self, config: Config, together: Together) -> None:
         def sampler(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
             return tuple(int(other) for other in Pull(nodes, s, seed=0).sample(round, np.array([me]))[0])
 
-        super().__init__(config, sampler=sampler if memory == 1 else SimulatorsDraws())
+        super().__init__(config, sampler=sampler)
         self._together = together
         self.clock = self.service.clock = RoundClock(
             Timetable.steady(0.0, PERIOD), wall=lambda: together.now, ticks=lambda: together.now
@@ -147,7 +125,7 @@ def by_peers(
     together, hyper = Together(), hyper or training(HYPER)
     tasks = task if isinstance(task, list) else [task] * NODES
     m = files.membership
-    nodes = [Paced(config, together, m.memory) for config in files.configs]
+    nodes = [Paced(config, together) for config in files.configs]
 
     def live(place: int) -> None:
         try:
@@ -166,7 +144,7 @@ def by_peers(
     rounds = files.membership.rounds
     for node in nodes:
         assert node.summary()["outcomes"] == {"aggregated": rounds, "local_only": 0, "caught_up": 0}
-        assert node.summary()["pulls"]["ok"] == m.pull * (rounds + m.memory - 1)
+        assert node.summary()["pulls"]["ok"] == m.pull * rounds
     return np.array([_last(node) for node in nodes])
 
 
@@ -243,21 +221,6 @@ def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread:
     )  # fmt: skip
     real, simulated = by_peers(files, task), by_simulator(task, rounds, wire=wire)
     assert not np.array_equal(simulated, by_simulator(task, rounds)), "the code changes nothing"
-    assert np.array_equal(real, simulated)
-
-
-def test_peers_that_remember_answers_have_the_simulators_bits(tmp_path: Path, one_thread: None) -> None:
-    """Answers of two rounds, the older ones moved along, coded,
-    and with answers that might be a round old."""
-    task, rounds = LeastSquares(d=300), 6
-    files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=1, layout=Layout.of({"x": task.initial()}),
-        initial=task.initial(), wire="int8", memory=2, max_age=1,
-    )  # fmt: skip
-    m = files.membership
-    plan: dict[str, Any] = {"pull": m.pull, "b_hat": m.b_hat, "wire": "int8"}
-    real, simulated = by_peers(files, task), by_simulator(task, rounds, memory=2, **plan)
-    assert not np.array_equal(simulated, by_simulator(task, rounds, **plan)), "the memory changes nothing"
     assert np.array_equal(real, simulated)
 
 

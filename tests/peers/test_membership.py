@@ -296,8 +296,3 @@ def test_weak_plan_and_expiring_certificate_are_warned_about() -> None:
     assert "the certificate of 'peer-0' ends before the last round, 20" in early
     (all_of_them,) = cautions(network(epoch=(soon + timedelta(days=824)).timestamp(), rounds=5000))
     assert "4 certificates end before the last round, that of 'peer-" in all_of_them
-
-
-def test_memory_whose_new_answers_are_too_few_is_warned_about() -> None:
-    (caution,) = cautions(network(memory=3, pull=1, epoch=datetime.now(UTC).timestamp()))
-    assert "pull 1 is not above b_hat 1" in caution

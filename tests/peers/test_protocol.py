@@ -253,6 +253,16 @@ def test_drifting_clocks_follow_the_median_and_stay_in_the_same_round() -> None:
     assert outcomes(net) == {"aggregated"}
 
 
+def test_member_slower_than_the_period_never_aggregates_and_harms_nobody() -> None:
+    net = VirtualNetwork(3, rounds=13)
+    net.peers[0].compute = 1.3 * PERIOD
+    net.run()
+    assert net.broken == []
+    assert "aggregated" not in net.outcomes(0)
+    assert any(forgotten for _, forgotten in net.peers[0].steps), "it catches up"
+    assert all(set(net.outcomes(peer.number)) == {"aggregated"} for peer in net.peers[1:])
+
+
 # --- 8: everything at once ----------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from rpel import files
-from rpel.peer.core.protocol import Checkpoint, LentRow, Record, Remembered
+from rpel.peer.core.protocol import Checkpoint, LentRow, Record
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import store as store_module
 from rpel.peer.io.store import Store, rounds_kept
@@ -486,12 +486,9 @@ def test_virtual_networks_disk_remembers_what_a_store_does(
             t = store.last_round
             for _ in range(coins.randrange(4)):
                 t, disk.full = t + coins.randint(1, 2), coins.random() < 0.2
-                drawn = Record(t, (1, 2), some(), some(), some(), "a membership", follows=t - 1)
+                drawn = Record(t, (1, 2), some(), some(), some(), "a membership")
                 assert store.persist(drawn, b"state") == disk.persist(drawn, model(0))
-                window = (
-                    Remembered(t, (3, 4), np.stack([model(1), model(2)]), "a membership"),
-                ) * coins.randrange(2)
-                ended = Checkpoint(t, model(t), True, 2, "aggregated", coins.random() < 0.5, some(), window)
+                ended = Checkpoint(t, model(t), True, 2, "aggregated", coins.random() < 0.5, some())
                 if coins.random() < 0.7:
                     assert store.save(ended) == disk.save(ended)
         befall(coins, disk, folder)

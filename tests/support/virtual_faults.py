@@ -50,7 +50,6 @@ def slow_links(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 
 def slow_machine(net: VirtualNetwork, peer: Peer, begin: float) -> None:
-    peer.slow = False
     peer.compute = net.coins.uniform(1.0, 1.5 * PERIOD)
 
 
@@ -178,18 +177,6 @@ def repaced(net: VirtualNetwork, seed: int) -> None:
         )
 
 
-def timed(net: VirtualNetwork, seed: int) -> None:
-    """Every other network lets answers be older, and one or two members are slower than the period for good;
-    every other pair of networks remembers, with half or a third of the draws."""
-    if seed // 2 % 2:
-        net.memory = 2
-        net.pull //= 2
-    if seed % 4 in (1, 2):
-        net.max_age = 1 + seed // 4 % 2
-        for peer in net.peers[: 1 + seed // 8 % 2]:
-            peer.compute, peer.slow = net.coins.uniform(1.0, net.max_age + 0.4) * PERIOD, True
-
-
 def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     """A net of twelve with one to five faults and two hostile peers, all drawn from the seed; not run yet."""
     net = VirtualNetwork(seed, rounds=rounds)
@@ -197,7 +184,6 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     coins = net.coins
     net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
-    timed(net, seed)
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 5)):
@@ -227,12 +213,6 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     repaced(net, seed)
     net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None
-    if late and seed % 4 != 1:  # else one slow member is more than the plan, or a shorter period, allows for
-        net.max_age = seed % 3
-        if net.max_age:
-            net.peers[0].compute, net.peers[0].slow = coins.uniform(1.0, net.max_age + 0.4) * PERIOD, True
-    if n == 12 and seed % 2:
-        net.memory, net.pull = 2, s // 2
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
     for _ in range(coins.randint(1, 4)):

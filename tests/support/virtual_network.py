@@ -32,8 +32,7 @@ PERIOD, SHARE = 10.0, 0.6
 DEADLINE = SHARE * PERIOD
 D = 3
 Reply = Callable[..., None]
-"""(status code, model, clock position, round of the model if it is not the one asked for):
-what a server sends back."""
+"""(status code, model, clock position): what a server sends back."""
 Behaviour = Callable[["VirtualNetwork", int, int], tuple[float, Models | None] | None]
 """(net, own number, round) → when after the request it answers, and with what (None:
 with a malformed body)."""
@@ -66,10 +65,7 @@ class Disk:
     def save(self, checkpoint: Checkpoint) -> bool:
         if not self.full:
             v = None if checkpoint.v is None else checkpoint.v.copy()
-            window = tuple(replace(one, rows=one.rows.copy()) for one in checkpoint.window)
-            self.checkpoints[checkpoint.round] = replace(
-                checkpoint, x=checkpoint.x.copy(), v=v, window=window
-            )
+            self.checkpoints[checkpoint.round] = replace(checkpoint, x=checkpoint.x.copy(), v=v)
             self.truncated.discard(checkpoint.round)
             for old in sorted(self.checkpoints)[:-CHECKPOINTS]:
                 del self.checkpoints[old]
@@ -157,7 +153,6 @@ class Peer:
         self.wall_error = 0.0
         self.drift = 0.0
         self.compute = 1.0
-        self.slow = False  # for good: its machine needs longer than a period
         self.target = np.full(D, 1.0) + net.coins.uniform(-0.5, 0.5)
         # of Adam: mean, mean of squares, number of steps; else the first row is used
         self.momentum = np.zeros((3, D))
@@ -374,7 +369,7 @@ class Peer:
 
     def on_pull(self, want: protocol.Pull) -> None:
         self.net.asked(self, want)
-        table = np.full((1 + len(want.members) + want.room, D), np.nan)
+        table = np.full((1 + len(want.members), D), np.nan)
         if want.half is not None:
             table[0] = want.half
         asking = Asking(want, self.roster, self.clock.position(), table)
@@ -392,9 +387,9 @@ class Peer:
             return
         born, meant = self.incarnation, asking.roster.ids[member]
 
-        def reply(code: int, model: Models | None, position: float, round: int = t) -> None:
+        def reply(code: int, model: Models | None, position: float) -> None:
             if self.up and self.incarnation == born and not asking.over:
-                self.answered(asking, place, code, model, position, round)
+                self.answered(asking, place, code, model, position)
 
         arrived = self.net.send(self.number, meant)
         if arrived is None:
@@ -402,20 +397,18 @@ class Peer:
         else:
             self.net.after(arrived, lambda: self.net.serve(meant, self, t, reply))
 
-    def answered(
-        self, asking: Asking, place: int, code: int, model: Models | None, position: float, round: int
-    ) -> None:
+    def answered(self, asking: Asking, place: int, code: int, model: Models | None, position: float) -> None:
         if code in (0, 409, 425):
             self.later(0.3, self.ask, asking, place)
             return
         member = asking.want.members[place]
-        fresh = asking.want.round - asking.want.max_age <= round <= asking.want.round
-        wrong = model is None or not fresh
-        result = PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if wrong else PullResult.OK
+        result = (
+            PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if model is None else PullResult.OK
+        )
         if model is not None and result is PullResult.OK:
             asking.table[place + 1] = model
             if asking.roster == self.roster:
-                self.sees(member, round, model)
+                self.sees(member, asking.want.round, model)
             asking.offsets.append(position - self.clock.position())
         asking.results[member] = result
         if len(asking.results) == len(asking.want.members):
@@ -457,47 +450,33 @@ class Peer:
             reply(409, None, self.clock.position())
             return
         member = puller.number
-        max_age = self.net.max_age
-        decision = self.policy.request(member, t, max_age=max_age, late=max_age > 0 and self.late(t) <= 0)
+        decision = self.policy.request(member, t)
         if decision.kind == "refuse":
             reply(decision.code, None, self.clock.position())
         elif decision.kind == "serve":
-            self.send(member, t, decision.round, reply)
+            self.send(member, t, reply)
         else:
-            waits = [True]  # for what comes first: news, or the moment from which an older one does
-
-            def look() -> None:
-                if waits:
-                    waits.clear()
-                    self.look(member, t, reply)
-
-            self.waiting.append(look)
-            if max_age and self.late(t) > 0:
-                self.later(self.late(t) + 1e-6, look)
-
-    def late(self, t: int) -> float:
-        """Seconds until the half-step of a round is late."""
-        return self.clock.start(t) + SHARE * self.clock.timetable.period(t) / 2 - self.clock.position()
+            self.waiting.append(lambda: self.look(member, t, reply))
 
     def look(self, member: int, t: int, reply: Reply) -> None:
-        decision = self.policy.look(t, self.net.max_age, self.late(t) <= 0)
+        decision = self.policy.look(t)
         if decision.kind == "wait":
             self.waiting.append(lambda: self.look(member, t, reply))
         elif decision.kind == "serve":
-            self.send(member, t, decision.round, reply)
+            self.send(member, t, reply)
         else:
             self.policy.done(member, t, full=False)
             reply(decision.code, None, self.clock.position())
 
-    def send(self, member: int, t: int, found: int, reply: Reply) -> None:
-        """Answer for round t with the half-step of round ``found``."""
-        body = self.bodies[found].copy()
-        self.net.served(self, found, body)
+    def send(self, member: int, t: int, reply: Reply) -> None:
+        """Answer with the half-step of round t."""
+        body = self.bodies[t].copy()
+        self.net.served(self, t, body)
         self.policy.done(member, t, full=True)
         way = self.net.send(self.number, member)
         if way is not None:
             position = self.clock.position()
-            self.net.after(way, lambda: reply(SERVED, body, position, found))
+            self.net.after(way, lambda: reply(SERVED, body, position))
 
 
 def same(a: Models | None, b: Models | None) -> bool:
@@ -538,7 +517,6 @@ class VirtualNetwork:
         self.linger = 0.0
         self.signs = False  # protocol 2
         self.outer: NesterovOuter | None = None
-        self.max_age, self.memory = 0, 1
         self.trace: list[tuple[Any, ...]] = []
         self._rosters: dict[tuple[int, int, int], Roster] = {}
         self._draws: dict[tuple[Peer, int], tuple[int, ...]] = {}
@@ -638,7 +616,6 @@ class VirtualNetwork:
         return Terms(
             ids.index(peer.number), len(ids), self.b, self.pull, self.rule, SHARE * self.times.period(t),
             self.rounds, outer=self.outer, linger=self.linger, membership=roster.hash,
-            max_age=self.max_age, memory=self.memory,
         )  # fmt: skip
 
     # --- what must never happen ---
@@ -657,12 +634,8 @@ class VirtualNetwork:
         if record is None or record[0].asked != want.members:
             self.break_("the draw is on disk before the first pull", peer.number, want.round)
             return
-        if len(want.members) != (self.pull if record[0].follows else self.memory * self.pull):
-            self.break_("c·s are asked without a window, s with one", peer.number, want.round)
-        if record[0].follows:  # the last list of a draw of c·s counts as that round's
-            before = self._draws[peer, record[0].follows][-self.pull :]
-            if set(before) & set(want.members):
-                self.break_("the draws of a window overlap", peer.number, want.round)
+        if len(want.members) != self.pull:
+            self.break_("s are asked", peer.number, want.round)
 
     def served(self, peer: Peer, t: int, body: Models) -> None:
         if self._versions.setdefault((peer, t), body.tobytes()) != body.tobytes():
@@ -684,9 +657,7 @@ class VirtualNetwork:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
             self.break_("trimmed by something else than b_hat of the number asked", peer.number, report.round)
-        if report.remembered > (self.memory - 1) * self.pull:
-            self.break_("more is remembered than a window holds", peer.number, report.round)
-        if report.outcome is not Outcome.LOCAL_ONLY and report.received + report.remembered < 2 * report.trim:
+        if report.outcome is not Outcome.LOCAL_ONLY and report.received < 2 * report.trim:
             self.break_("aggregated too few answers", peer.number, report.round)
         if np.abs(peer.x).max() > 10:
             self.break_("an honest model was carried away", peer.number, report.round)
@@ -771,7 +742,7 @@ class VirtualNetwork:
             peer.crash(0.0)
         for peer in self.peers:
             peer.disk.full, peer.wall_error, peer.crash_at = False, 0.0, None
-            peer.compute = peer.compute if peer.slow else 1.0
+            peer.compute = 1.0
             peer.left = False  # its clock said that the run was over (status 3): its operator starts it again
             # its clock is set right: a new start
             if peer.up and abs(peer.clock.position() - self.now) > 0.2 * PERIOD:

@@ -60,7 +60,7 @@ def new(
     rule: str = ROBUST_RULE, local_steps: int = 1, hyperparameters: list[str] | None = None,
     optimizer: str | None = None, optimizer_params: list[str] | None = None, outer: str = "none",
     outer_lr: float = 0.7, outer_momentum: float = 0.9, allow_private: bool = False, linger: float = 10.0,
-    wire: str = "float32", memory: int = 1, max_age: int = 0, upstream: str | None = None,
+    wire: str = "float32", upstream: str | None = None,
     run: str | None = None, out: Path = opt.HERE, seed: int = 0, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Found a network: plan how many peers each one pulls from,
@@ -95,8 +95,6 @@ def new(
         allow_private: Members may have private addresses (one office, one machine, a VPN).
         linger: Periods after the last round in which peers serve it to members that are late, at most.
         wire: How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).
-        memory: Aggregate the answers of so many rounds: fewer messages a round, for as much certainty.
-        max_age: Rounds by which an answer may be old: so members slower than the period take part, too.
         upstream: What a member can send, such as 20Mbit: the shortest period for it is told.
         run: The network's name; 128 random bits are put behind it. [the task's]
         out: Folder for members.toml and init.safetensors.
@@ -119,7 +117,6 @@ def new(
         no_shows=no_shows, rule=rule, local_steps=local_steps, allow_private=allow_private, linger=linger,
         hyperparameters=table, outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum,
         wire=cast("WireName", wire), hours=hours or "",
-        memory=memory, max_age=max_age,
     )  # fmt: skip
     if upstream is not None:
         bits_per_second(upstream)  # what is no rate is said before anything is written
@@ -140,22 +137,20 @@ def new(
 def _founded(network: "Founded") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
     m, plan = network.membership, network.plan
-    late = m.memory * network.founding.late
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
     hours = f", {m.hours} UTC only" if m.hours else ""
     task, start = f" --task {network.task}", "rpel peer run --config peer.toml"
     if network.task == "none":
         task, start = "", 'your loop, with rpel.Peer("peer.toml")'
     where = f"--url https://HOST:7443 --members {network.members.name}{task}"
-    window = "a round" if m.memory == 1 else f"{m.memory} rounds, whose answers it aggregates"
     return f"""\
 network {m.run}: {m.nodes} peers, {m.byzantine} of them hostile at most, \
 {m.rounds:,} rounds of {m.period:g} s{hours}
 begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each round
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
-certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in {window}: \
+certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: \
 {percent(plan.probability)}
-survives: of the {m.window} asked, up to {m.b_hat} hostile silent and {late} honest late: \
+survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {network.founding.late} honest late: \
 {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
 {human_bytes(network.bytes_per_round)} for models of {network.layout.d:,} parameters as {m.wire}

@@ -29,7 +29,7 @@ from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.config.timetable import Count, Pace, Seconds, Since1970, Timetable
 from rpel.errors import nearest
 from rpel.files import atomic
-from rpel.planning.windows import memory_caution, window_probability
+from rpel.planning.law import probability
 from rpel.rules.registry import built_in
 from rpel.text import count
 from rpel.types import CONFIDENCE, ROBUST_RULE, WireName
@@ -43,7 +43,7 @@ PROTOCOL = 3
 OUTER = ("outer", "outer_lr", "outer_momentum")
 """Keys of the step after line 9; they stand in the file only where there is one."""
 
-ADDED = ("wire", "max_age", "memory", "epoch_round", "hours", "earlier")
+ADDED = ("wire", "epoch_round", "hours", "earlier")
 """Keys that stand in the file, and enter its hash, only where they differ from their defaults."""
 
 LINGER = 10.0
@@ -143,8 +143,6 @@ class Membership(StrictRecord):
     outer_momentum: float = Field(default=0.9, ge=0, le=0.999)
     linger: float = Field(default=LINGER, ge=0, le=1000)
     wire: WireName = "float32"
-    max_age: int = Field(default=0, ge=0, le=100)
-    memory: int = Field(default=1, ge=1, le=100)
     epoch_round: Count = 1
     hours: str = ""
     hyperparameters: Mapping[str, Any] = {}
@@ -213,11 +211,6 @@ class Membership(StrictRecord):
         """The name of this content, sent with every request:
         peers that hold different files refuse each other."""
         return content_hash(self.to_dict())
-
-    @property
-    def window(self) -> int:
-        """How many answers line 9 takes at most: those of ``memory`` draws of s."""
-        return self.memory * self.pull
 
     @cached_property
     def enough(self) -> int:
@@ -312,8 +305,6 @@ class Founding(StrictRecord):
     outer_momentum: float = 0.9
     linger: float = LINGER
     wire: WireName = "float32"
-    max_age: int = 0
-    memory: int = Field(default=1, ge=1)
     hours: str = ""
 
     @cached_property
@@ -354,7 +345,7 @@ class Founding(StrictRecord):
         del terms["no_shows"]
         membership = Membership(**terms | content)
         _check("", membership, draft=True)
-        sure = membership.window - membership.b_hat - self.memory * self.late
+        sure = membership.pull - membership.b_hat - self.late
         if membership.enough > sure:
             raise ValueError(
                 f"rule {self.rule!r} needs {membership.enough} answers a round, but with hostile peers "
@@ -370,7 +361,6 @@ class Founding(StrictRecord):
             confidence=self.confidence,
             silent=True,
             no_shows=late,
-            memory=self.memory,
         )
 
     def _fits(self, late: int) -> bool:
@@ -459,8 +449,8 @@ def _ranges(m: Membership) -> Iterator[tuple[str, float, float]]:
     """(key, least, most) of the numbers that others bound."""
     yield "deadline", 0.001 * m.period, 0.999 * m.period
     yield "byzantine", 0, (m.nodes - 1) // 2
-    yield "pull", 1, (m.nodes - 1) // m.memory
-    yield "b_hat", 0, m.window // 2
+    yield "pull", 1, m.nodes - 1
+    yield "b_hat", 0, m.pull // 2
 
 
 def _check_rule(where: str, m: Membership) -> None:
@@ -471,7 +461,7 @@ def _check_rule(where: str, m: Membership) -> None:
         raise ValueError(
             f"{where}rule {m.rule!r} is not one for answers pulled: the nearest is {ROBUST_RULE!r}"
         )
-    if m.enough > m.window:
+    if m.enough > m.pull:
         raise ValueError(
             f"{where}rule {m.rule!r} needs {m.enough} answers for b_hat {m.b_hat}, but pull is {m.pull}"
         )
@@ -530,11 +520,9 @@ def cautions(m: Membership) -> Iterator[str]:
                 f"{several} members are of {organisation!r}: byzantine {m.byzantine} counts members, so if "
                 f"that organisation turns hostile it takes up {several} of them"
             )
-    holds = window_probability(m.nodes, m.byzantine, m.pull, m.rounds, m.memory, m.b_hat)
+    holds = probability(m.nodes, m.byzantine, m.pull, m.rounds, m.b_hat)
     if holds < m.confidence:
         yield f"b_hat {m.b_hat} holds with probability {holds:.6g}, below the confidence {m.confidence:g}"
-    if caution := memory_caution(m.pull, m.b_hat, m.memory):
-        yield caution
     last = m.timetable.begins + m.timetable.end(m.rounds)
     ends = sorted((read_certificate(member.certificate).not_after, member.id) for member in m.members)
     early = [(until, id) for until, id in ends if until.timestamp() < last]

@@ -32,16 +32,6 @@ written to after they were made, but for one: a :data:`LentRow`. Its invariants:
 8. The end is the same for all. After its last round a peer serves it until every other member has ended, too,
    for at most ``linger`` periods; who missed it takes a robust aggregate of that round's half-steps, from one
    more draw, which is recorded like those of the rounds.
-9. Slow is not lost. With ``max_age`` > 0 a half-step that was not ready by half the deadline belongs to the
-   next round, and who is that slow begins its next local steps at once. Rounds skipped so, up to ``max_age``
-   beyond the one that anybody may miss, are not missed ones. Meanwhile its newest half-step is served in
-   their place (``serve_policy.py``).
-10. With ``memory`` c > 1 line 9 takes the answers of the last c draws,
-    the older ones moved along with the own model.
-   Draws of a window are disjoint, so the hostile among its c·s follow the plan's law; quorum and trim count
-   over it. A draw says which one it followed, so that no restart joins draws that may overlap. Whoever has no
-   whole window (at the first round, after a crash, with another membership, catching up) draws c·s at once,
-   for a round never drawn before.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -85,33 +75,9 @@ class Terms:
     """Periods after the last round in which it is served to the late."""
     membership: str = ""
     """Its hash: numbers of members are those of this membership."""
-    max_age: int = 0
-    """Rounds by which an answer may be older than the round that asks."""
-    memory: int = 1
-    """c: the draws whose answers line 9 takes."""
-
-    @property
-    def window(self) -> int:
-        """How many members are asked over a window, c·s."""
-        return self.memory * self.pull
 
 
 # --- what is remembered -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """One list of s members that were asked in an earlier round, and what came of it.
-
-    ``rows`` (1 + k, d): the own half-step of then, and the answers that came, in the order asked.
-    """
-
-    round: int
-    asked: tuple[int, ...]
-    rows: Models
-    membership: str = ""
-    offsets: tuple[float, ...] = ()
-    """Of clocks, as in Pulled; not kept on disk."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +87,7 @@ class Record:
     ``before`` and ``v``: the model before the local steps and what the outer step remembers;
     None without one.
     ``membership``: the hash of the one whose numbers ``asked`` are. The draw of who missed the last round is
-    the record of the round after it. ``follows``: the round of the draw before, whose members this one
-    avoids; 0: it avoids none.
+    the record of the round after it.
     """
 
     round: int
@@ -131,7 +96,6 @@ class Record:
     before: Models | None = None
     v: Models | None = None
     membership: str = ""
-    follows: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,8 +103,7 @@ class Checkpoint:
     """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row.
 
     ``behind``: the peer caught up with its own old model added, and may still be behind (invariant 5). ``v``:
-    what the outer step remembers; None: nothing. ``window``: the answers of the last c − 1 draws,
-    newest first.
+    what the outer step remembers; None: nothing.
     """
 
     round: int
@@ -150,7 +113,6 @@ class Checkpoint:
     outcome: str = ""
     behind: bool = False
     v: Models | None = None
-    window: tuple[Remembered, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,24 +179,17 @@ class Publish:
 
 @dataclass(frozen=True)
 class Pull:
-    """→ Pulled: all members asked at once, and no answer after the deadline (a position).
-
-    Answers may be ``max_age`` rounds older than the round; ``room``:
-    rows of the table behind those of the answers.
-    """
+    """→ Pulled: all members asked at once, and no answer after the deadline (a position)."""
 
     round: int
     members: tuple[int, ...]
     half: LentRow | None
     deadline: float
-    max_age: int = 0
-    room: int = 0
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """Row 0 of the table (1 + s + room, d) is the half-step, row j + 1 the answer of the j-th member asked,
-    if OK.
+    """Row 0 of the table (1 + s, d) is the half-step, row j + 1 the answer of the j-th member asked, if OK.
 
     Without a half-step row 0 is the protocol's to fill. A complete model with a non-finite entry is OK: the
     rule counts it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this
@@ -255,10 +210,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Report:
-    """What a reader wants to know of one round; ``results`` says what came of each peer asked.
-
-    ``remembered``: answers of earlier rounds that counted beside those ``received``.
-    """
+    """What a reader wants to know of one round; ``results`` says what came of each peer asked."""
 
     round: int
     outcome: Outcome
@@ -271,7 +223,6 @@ class Report:
     saved: bool
     seconds: float
     offset: float
-    remembered: int = 0
 
 
 @dataclass(frozen=True)
@@ -299,9 +250,7 @@ Effects = Generator[Effect, Any, None]
 @dataclass(frozen=True)
 class State:
     """What the next round needs. ``round``: the last one that x stands for; ``last``:
-    the last one ever recorded.
-
-    ``slow``: the last local steps took longer than half the deadline. The rest is as in a Checkpoint.
+    the last one ever recorded. The rest is as in a Checkpoint.
     """
 
     x: Models
@@ -311,8 +260,6 @@ class State:
     fresh: bool = False
     behind: bool = False
     v: Models | None = None
-    window: tuple[Remembered, ...] = ()
-    slow: bool = False
 
 
 def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[[], Models]) -> Effects:
@@ -339,15 +286,6 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         terms = entered
         if t > terms.rounds:
             break
-        began, half, early = (
-            clock.position(),
-            None,
-            bool(state.slow and terms.max_age and _may_step(t, state, terms)),
-        )
-        if early:
-            half, t, state = yield from _stepped(t, state, terms, clock)
-            if t > terms.rounds:
-                break
         t, entered = yield from _entered(t, state, clock)
         if entered is None:
             return
@@ -358,16 +296,9 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
             continue
         if not finite_rows(state.x[None])[0]:
             state = replace(state, x=initial(), round=0, fresh=True, v=None)
-        began = began if early else clock.position()
-        if not early and _may_step(t, state, terms):
-            half, later, state = yield from _stepped(t, state, terms, clock)
-            if later > t:  # not ready in time: it belongs to the next round
-                if later > terms.rounds:
-                    break
-                t, entered = yield from _entered(later, state, clock)
-                if entered is None:
-                    return
-                terms = entered
+        began, half = clock.position(), None
+        if _may_step(t, state, terms):
+            half, state = yield from _stepped(t, state)
         state = yield from _round(t, half, state, terms, clock, sampler, began)
     end = clock.end(terms.rounds) + terms.linger * clock.period
     if state.round < terms.rounds and clock.position() < end:
@@ -458,7 +389,7 @@ def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
     if saved is None or not finite_rows(saved.x[None])[0]:
         return State(initial(), last=memory.last_round)
     last = max(memory.last_round, saved.round)
-    return State(saved.x, saved.round, last, saved.degraded, saved.fresh, saved.behind, saved.v, saved.window)
+    return State(saved.x, saved.round, last, saved.degraded, saved.fresh, saved.behind, saved.v)
 
 
 def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, State]:
@@ -476,7 +407,6 @@ def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> G
             deadline = clock.start(record.round) + entered.deadline
             result = yield from _answers(record, state, entered, clock, deadline)
             return (yield from _ended(record, state, result, entered, clock, began))
-    state = replace(state, window=())  # whom this draw asked, nobody will know what they answered
     return state if record.half is None else replace(state, x=record.half.copy(), round=record.round)
 
 
@@ -489,7 +419,7 @@ def _final(
     entered: Terms | None = yield Enter(t)
     if entered is None:
         return
-    drawn = sampler(t + 1, entered.me, entered.nodes, entered.window)
+    drawn = sampler(t + 1, entered.me, entered.nodes, entered.pull)
     record = Record(t + 1, drawn, None, membership=entered.membership)
     if before is not None and before.round == t + 1:
         record = before
@@ -507,23 +437,14 @@ def _final(
 
 def _may_step(t: int, state: State, terms: Terms) -> bool:
     """Whether local steps are taken from x in round t: not by a peer that stands still or is to catch up."""
-    return state.degraded < terms.patience and t - state.round <= 2 + terms.max_age
+    return state.degraded < terms.patience and t - state.round <= 2
 
 
-def _stepped(
-    t: int, state: State, terms: Terms, clock: RoundClock
-) -> Generator[Effect, Any, tuple[LentRow | None, int, State]]:
-    """Lines 3-6: the half-step, None if it is not to be used, and the round that it is ready for."""
-    began = clock.position()
+def _stepped(t: int, state: State) -> Generator[Effect, Any, tuple[LentRow | None, State]]:
+    """Lines 3-6: the half-step, None if it is not finite."""
     half: LentRow = yield Step(t, state.x, state.fresh)
-    now = clock.position()
-    state = replace(state, fresh=False, slow=now - began > terms.deadline / 2)
-    if terms.max_age and now > clock.start(t) + terms.deadline / 2:
-        t = clock.round(now)
-        t += now > clock.start(t) + terms.deadline / 2
-    if not finite_rows(half[None])[0]:
-        return None, t, replace(state, fresh=True)
-    return half if t - state.round <= 2 + terms.max_age else None, t, state
+    finite = finite_rows(half[None])[0]
+    return half if finite else None, replace(state, fresh=not finite)
 
 
 def _round(
@@ -538,37 +459,17 @@ def _round(
     """One round of Algorithm 1 after the local steps; no half-step: what there is to serve, if anything."""
     if state.degraded >= terms.patience:
         half = LentRow(state.x)
-    window = _usable(state, terms) if half is not None else ()
-    record = Record(t, _drawn(t, window, terms, sampler), half, membership=terms.membership)
-    if window:
-        record = replace(record, follows=window[0].round)
+    asked = sampler(t, terms.me, terms.nodes, terms.pull)
+    record = Record(t, asked, half, membership=terms.membership)
     if terms.outer is not None and half is not None:
         record = replace(record, before=state.x, v=state.v)
     state = replace(state, last=t)
     written = yield Persist(record)
     yield Publish(t, served=written and half is not None)
-    result = _Result(Outcome.LOCAL_ONLY, window=state.window)
+    result = _Result(Outcome.LOCAL_ONLY)
     if written:
         result = yield from _answers(record, state, terms, clock, clock.start(t) + terms.deadline)
     return (yield from _ended(record, state, result, terms, clock, began))
-
-
-def _usable(state: State, terms: Terms) -> tuple[Remembered, ...]:
-    """What the next draw may add to: the answers of c − 1 draws of this membership,
-    by a peer that trusts its model."""
-    whole = len(state.window) == terms.memory - 1 and all(
-        r.membership == terms.membership for r in state.window
-    )
-    return state.window if whole and state.degraded < terms.patience and not state.behind else ()
-
-
-def _drawn(t: int, window: tuple[Remembered, ...], terms: Terms, sampler: Sampler) -> tuple[int, ...]:
-    """Line 7: s members, none of those in the window; c·s where there is none."""
-    if not window:
-        return sampler(t, terms.me, terms.nodes, terms.window)
-    known = {member for one in window for member in one.asked}
-    left = [member for member in range(terms.nodes) if member not in known]
-    return tuple(left[i] for i in sampler(t, left.index(terms.me), len(left), terms.pull))
 
 
 @dataclass(frozen=True)
@@ -581,8 +482,6 @@ class _Result:
     offset: float = 0.0
     behind: bool = False
     v: Models | None = None
-    window: tuple[Remembered, ...] = ()
-    remembered: int = 0
 
 
 def _answers(
@@ -591,71 +490,28 @@ def _answers(
     """Lines 8-9 with the draw of the record, or catching up as invariant 5 says."""
     trusted = record.half is not None and state.degraded < terms.patience
     b_hat = terms.rule.f or 0
-    window = (
-        state.window if record.follows and [r.round for r in state.window[:1]] == [record.follows] else ()
-    )
-    old = sum(len(one.rows) - 1 for one in window)
-    pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline, terms.max_age, room=old)
+    pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline)
     ended = _Result(
         Outcome.LOCAL_ONLY,
         results=dict(zip(record.asked, pulled.results, strict=True)),
-        offset=clock.slew([*pulled.offsets, *(off for one in window for off in one.offsets)], b_hat),
-        remembered=old,
+        offset=clock.slew(list(pulled.offsets), b_hat),
     )
-    received = old + sum(result is PullResult.OK for result in pulled.results)
+    received = sum(result is PullResult.OK for result in pulled.results)
     if not trusted and received < 2 * b_hat:
         return ended
     without_own = received > 2 * b_hat and (state.behind or not trusted)
     if record.half is None:
         pulled.table[0] = state.x
     ordinary = trusted and not without_own
-    _move(window, pulled.table)
     rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
     rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
     z, done = aggregate(pulled.table[:1], rows, rule)  # the simulator's own, for a cohort of one
-    ended = replace(
-        ended, window=_remembered(record, pulled, z[0] if record.half is None else None, window, terms)
-    )
     if done.degraded[0]:
         return ended
     if not ordinary:
         return replace(ended, outcome=Outcome.CAUGHT_UP, x=z[0], behind=not without_own)
     x, v = (z[0], None) if terms.outer is None else _outward(terms.outer, state, z, done)
     return replace(ended, outcome=Outcome.AGGREGATED, x=x, behind=state.behind, v=v)
-
-
-def _move(window: tuple[Remembered, ...], table: Models) -> None:
-    """Write the remembered answers behind this round's, y + (x − x then),
-    as :mod:`rpel.backend.moving` has it."""
-    row = len(table) - sum(len(one.rows) - 1 for one in window)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for one in window:
-            step = table[0] - one.rows[0]
-            for answer in one.rows[1:]:
-                np.add(answer, step, out=table[row])
-                row += 1
-
-
-def _remembered(
-    record: Record, pulled: Pulled, own: Models | None, window: tuple[Remembered, ...], terms: Terms
-) -> tuple[Remembered, ...]:
-    """The window after this round, newest first; ``own``: the model in the place of a half-step,
-    where there is none.
-
-    A draw of c·s counts as c of s, the last of them as this round's.
-    """
-    if terms.memory == 1:
-        return ()
-    new, s = [], terms.pull
-    first = pulled.table[:1] if own is None else own[None]
-    for begin in reversed(range(0, len(record.asked), s)):
-        there = [j for j in range(begin, begin + s) if pulled.results[j] is PullResult.OK]
-        rows = np.concatenate([first, pulled.table[[j + 1 for j in there]]])
-        offsets = pulled.offsets if begin + s >= len(record.asked) else ()
-        new.append(
-            Remembered(record.round, record.asked[begin : begin + s], rows, record.membership, offsets)
-        )
-    return (*new, *window)[: terms.memory - 1]
 
 
 def _outward(outer: NesterovOuter, state: State, z: Models, done: Aggregated) -> tuple[Models, Models]:
@@ -679,19 +535,10 @@ def _ended(
         state = replace(state, degraded=state.degraded + 1)
         if record.half is not None:
             state = replace(state, x=record.half.copy(), round=record.round)
-    state = replace(state, window=result.window)
-    saved = yield Save(
-        Checkpoint(
-            state.round,
-            state.x,
-            state.fresh,
-            state.degraded,
-            result.outcome,
-            state.behind,
-            state.v,
-            state.window,
-        )
+    checkpoint = Checkpoint(
+        state.round, state.x, state.fresh, state.degraded, result.outcome, state.behind, state.v
     )
+    saved = yield Save(checkpoint)
     yield Tell(
         Report(
             round=record.round,
@@ -705,17 +552,14 @@ def _ended(
             saved=saved,
             seconds=clock.position() - began,
             offset=result.offset,
-            remembered=result.remembered,
         )
     )
     return state
 
 
 def _received(pulled: Pulled, own: bool) -> Received:
-    """The rows that came, in the order asked, behind the own one if that counts;
-    then those of earlier rounds."""
+    """The rows that came, in the order asked, behind the own one if that counts."""
     rows = [0] * own + [j for j, result in enumerate(pulled.results, start=1) if result is PullResult.OK]
-    rows += range(1 + len(pulled.results), len(pulled.table))
     return Received(pulled.table, np.array([rows], dtype=np.int64))
 
 

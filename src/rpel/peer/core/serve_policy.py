@@ -1,12 +1,11 @@
 """Who is given which round: pure decisions, the same for the real server and the simulated one.
 
 Invariants: a round is served from the moment it is published until it is the fourth newest, always the same
-bytes; a round that was passed over is never served. In the place of one that was passed over, or is late, the
-newest before it is, which says its own round, if that is within ``max_age``. A member has at most two
-requests open and is given at most two full bodies for a round that it asks for (two, because a peer that
-restarts asks again), so that one member cannot take the others' share. The initial model, which everybody has
-and `rpel network check` measures with, is given as often in each period. Members are known by their pins,
-whatever their numbers in the membership of the moment.
+bytes; a round that was passed over is never served. A member has at most two requests open and is given at
+most two full bodies for a round that it asks for (two, because a peer that restarts asks again), so that one
+member cannot take the others' share. The initial model, which everybody has and `rpel network check` measures
+with, is given as often in each period. Members are known by their pins, whatever their numbers in the
+membership of the moment.
 """
 
 from collections import Counter
@@ -19,15 +18,14 @@ SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
 
 @dataclass(frozen=True)
 class Decision:
-    """serve: send ``round``; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this
+    """serve: send it; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this
     status code."""
 
     kind: Literal["serve", "wait", "refuse"]
     code: int
-    round: int = 0
 
 
-_WAIT = Decision("wait", EARLY)
+_SERVE, _WAIT = Decision("serve", SERVED), Decision("wait", EARLY)
 
 
 class ServePolicy:
@@ -67,36 +65,19 @@ class ServePolicy:
         held = self.passed - 2 * self.slots  # older counts decide nothing any more
         self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
 
-    def look(self, round: int, max_age: int = 0, late: bool = False) -> Decision:
-        """Could this round be sent now, or, where it is ``late`` or passed over,
-        one up to ``max_age`` before it?
-
-        Round 0 is the common initial model, which everybody has.
-
-        >>> policy = ServePolicy()
-        >>> policy.publish(4)
-        []
-        >>> policy.look(5, max_age=1).kind, policy.look(5, max_age=1, late=True).round, policy.look(6, 1,
-        ...     True).kind
-        ('wait', 4, 'wait')
-        """
+    def look(self, round: int) -> Decision:
+        """Could this round be sent now? Round 0 is the common initial model, which everybody has."""
         if round in self.published or round == 0:
-            return Decision("serve", SERVED, round)
-        if late or round <= self.passed:
-            older = max((t for t in self.published if round - max_age <= t < round), default=0)
-            if older:
-                return Decision("serve", SERVED, older)
+            return _SERVE
         if round <= self.passed:
             return Decision("refuse", GONE)
         return _WAIT if round <= self.passed + 2 else Decision("refuse", EARLY)
 
-    def request(
-        self, member: Hashable, round: int, period: int = 0, max_age: int = 0, late: bool = False
-    ) -> Decision:
+    def request(self, member: Hashable, round: int, period: int = 0) -> Decision:
         """A member asks for a round, in this period by the peer's clock."""
         if self._open[member] >= self.in_flight or self._had(member, round, period) >= self.bodies:
             return Decision("refuse", TOO_MANY)
-        decision = self.look(round, max_age, late)
+        decision = self.look(round)
         if decision.kind != "refuse":
             self._open[member] += 1
             if round:

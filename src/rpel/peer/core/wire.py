@@ -298,17 +298,12 @@ class Reception:
     ([1.0, 2.0], 0)
     """
 
-    def __init__(
-        self, layout: Layout, row: Models, round: int, hashed: bool = False, max_age: int = 0
-    ) -> None:
-        """``hashed``: work out the :attr:`digest` as the bytes come; ``max_age``:
-        how many rounds older it may be."""
+    def __init__(self, layout: Layout, row: Models, round: int, hashed: bool = False) -> None:
+        """``hashed``: work out the :attr:`digest` as the bytes come."""
         if not row.flags.writeable:
             raise ValueError("a reply needs a row that can be written to")
         self._layout, self._row, self._values, self._round = layout, row, raw(layout, row), round
         self._received, self._header = 0, bytearray(len(layout.body_header))
-        self._oldest, self.round = max(round - max_age, min(round, 1)), round
-        """The round that the reply is of."""
         self._open = False
         self._hash = hashlib.sha256() if hashed else None
 
@@ -336,9 +331,6 @@ class Reception:
             "content-type": "application/octet-stream",
             "rpel-round": str(self._round),
         }
-        for older in range(self._oldest, self._round):
-            if ("rpel-round", str(older)) in pairs:
-                expected["rpel-round"], self.round = str(older), older
         for name, wanted in expected.items():
             values = [value for other, value in pairs if other == name]
             if values != [wanted]:

@@ -73,8 +73,8 @@ class Answer:
 
     ``offset``: how far the member's clock is ahead of this peer's · ``membership``: the hash it holds, if it
     refused for holding another · ``received``: bytes of the body · ``status``: the HTTP status of a refusal,
-    else 0 · ``signed``: the hash of the body and its signature, where half-steps are signed · ``round``:
-    which one it is of · ``version``: of rpel, by its own word
+    else 0 · ``signed``: the hash of the body and its signature, where half-steps are signed · ``version``: of
+    rpel, by its own word
     """
 
     result: PullResult
@@ -84,7 +84,6 @@ class Answer:
     received: int = 0
     status: int = 0
     signed: Signed | None = None
-    round: int = 0
     version: str = ""
 
 
@@ -278,10 +277,8 @@ class RemoteMember:
         deadline: float,
         intake: Intake | None = None,
         turn: int = 0,
-        max_age: int = 0,
     ) -> Answer:
-        """Its half-step of a round, or of one up to ``max_age`` before, into a row (d,),
-        by a deadline (loop's time).
+        """Its half-step of a round into a row (d,), by a deadline (loop's time).
 
         Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake``
         decides when the body is read; ``turn`` is the member's number in the draw.
@@ -293,7 +290,7 @@ class RemoteMember:
             intake = None
 
         def judge(head: Head, sent: float, connection: Connection) -> Sink:
-            reception = Reception(layout, into, round, hashed, max_age)
+            reception = Reception(layout, into, round, hashed)
             reception.head(head.status, head.headers)
             replies[:] = [(reception, head, _offset(head.headers, sent, self.client.position()))]
             if intake is None:
@@ -309,11 +306,11 @@ class RemoteMember:
         if answer.result is not PullResult.OK:
             return answer
         reception, head, offset = replies[0]
-        signed = self._signed(reception, head, reception.round) if hashed else None
+        signed = self._signed(reception, head, round) if hashed else None
         if hashed and signed is None:
             return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
         return Answer(
-            PullResult.OK, offset=offset, received=layout.size, signed=signed, round=reception.round,
+            PullResult.OK, offset=offset, received=layout.size, signed=signed,
             version=version_of(head.headers.get("rpel-version")),
         )  # fmt: skip
 

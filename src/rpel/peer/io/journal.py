@@ -103,7 +103,6 @@ def line(
         "model_age": report.degraded,
     }
     more = {
-        "remembered": report.remembered or None,
         "accuracy": measured.accuracy,
         "loss": measured.loss,
         "epsilon": epsilon,

@@ -3,7 +3,7 @@ a disk and a clock.
 
 Invariants:
 - the protocol runs in the caller's thread, one effect after the other; a thread of its own only moves bytes;
-- models lie in one table (1 + c·s, d), row 0 the half-step, the others where answers arrive: no body is ever
+- models lie in one table (1 + s, d), row 0 the half-step, the others where answers arrive: no body is ever
   copied, and before answers come the other rows serve as scratch;
 - whenever it ends, by Ctrl-C, by an error in the user's step or by a power cut, the disk is as after the last
   effect that was answered, and nothing of an unfinished round was seen outside.
@@ -137,7 +137,7 @@ class Node:
         self.said = Measured()
         """What a user's own loop has measured in the present round."""
         self._digest = ""
-        self._table: Models = np.empty((1 + m.window, self.layout.d), self.layout.dtype)
+        self._table: Models = np.empty((1 + m.pull, self.layout.d), self.layout.dtype)
         self._x: Models | None = None
         self.last_round: int | None = None
         """The round after which the model in ``model_path`` is, once the rounds are over."""
@@ -313,7 +313,7 @@ class Node:
         """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the
         rounds, and uses those for any number of models until they are there."""
         for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
-            protocol.make_ready(chosen, m.window, self.layout.d, self.layout.dtype)
+            protocol.make_ready(chosen, m.pull, self.layout.d, self.layout.dtype)
 
     def _finish(self) -> None:
         """Load the learner with the last model kept, and write it as model.safetensors."""
@@ -378,10 +378,7 @@ class Node:
             case protocol.Publish(round, served):
                 return self._background.call(self._publish(round, served))
             case protocol.Pull(_, members, half, deadline):
-                table, seconds = (
-                    self._rows(1 + len(members) + effect.room, half),
-                    deadline - self.clock.position(),
-                )
+                table, seconds = self._rows(1 + len(members), half), deadline - self.clock.position()
                 answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
                 offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
                 for member, answer in zip(members, answers, strict=True):

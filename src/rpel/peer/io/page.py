@@ -135,8 +135,7 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
         more = f"after round {known[-1].round}, on this peer's test data" if known else "not measured yet"
         yield _tile(name, f"{getattr(known[-1], name):.4g}" if known else "none", more)
     if (last := metrics.last) is not None:
-        remembered = f", {last.remembered} remembered" if last.remembered else ""
-        about = f"in round {last.round}{remembered}; {m.enough} are enough"
+        about = f"in round {last.round}; {m.enough} are enough"
         yield _tile("answers", f"{last.received} of {last.asked}", about)
         yield _tile("clock", f"{last.offset:+.3f} s", "ahead of (+) or behind the members' median")
         yield _tile("others' models", _ago(last.degraded), "when this peer's model last took them in")

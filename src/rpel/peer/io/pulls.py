@@ -99,7 +99,7 @@ class Pulls:
         return list(offsets.values())
 
     async def round(self, want: Pull, table: Models, seconds: float, now: Snapshot) -> list[Answer]:
-        """Ask all members of a round's draw, each for its row of the table (1 + s + …, d),
+        """Ask all members of a round's draw, each for its row of the table (1 + s, d),
         for so many seconds."""
         self._client.exhausted = False
         self._client.prune(now)
@@ -112,7 +112,7 @@ class Pulls:
             if now.names[number] not in excluded:  # else a no-show, whatever it would say
                 member = self._client.member(now, number)
                 asking[number] = task = loop.create_task(
-                    member.fetch(want.round, row, deadline, intake, turn, want.max_age)
+                    member.fetch(want.round, row, deadline, intake, turn)
                 )
                 task.add_done_callback(partial(self._answered, now, number, want.round, deadline, began))
         try:
@@ -147,7 +147,7 @@ class Pulls:
         if answer.result is not PullResult.OK:
             log.debug("round %d: %s is %s: %s", round, now.names[member], answer.result, answer.reason)
         elif answer.signed is not None:
-            self._detector.saw(now, member, answer.round, answer.signed)
+            self._detector.saw(now, member, round, answer.signed)
             gossip = asyncio.get_running_loop().create_task(self._gossip(now, member, round - 1, deadline))
             self._gossiping.add(gossip)
             gossip.add_done_callback(self._gossiping.discard)

@@ -15,6 +15,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,10 +76,6 @@ class Service(Protocol):
 
     def position(self) -> float:
         """This peer's round clock."""
-
-    def late(self, now: Snapshot, round: int) -> float:
-        """Seconds until a round's half-step is late, so that an older one is given;
-        infinite where none is."""
 
     def status(self) -> dict[str, object]:
         """What :code:`rpel watch` shows."""
@@ -380,38 +377,33 @@ class Server:
         """One body, if the policy gives it: now, or when its round is published."""
         policy, loop = self._service.policy, asyncio.get_running_loop()
         began = loop.time()
-        max_age = now.membership.max_age
-        late = self._service.late(now, round)
         period = now.membership.timetable.round(self._service.position())
-        decision = policy.request(line.pin, round, period, max_age, late <= 0)
+        decision = policy.request(line.pin, round, period)
         if decision.kind == "refuse":
             return Reply(decision.code)
         try:
             if decision.kind == "wait":
-                decision = await self._published(policy, round, max_age, late)
+                decision = await self._published(policy, round)
             if decision.kind != "serve":
                 return Reply(decision.code)
-            body = self._service.open_body(decision.round)
+            body = self._service.open_body(round)
             if body is None:
                 return Reply(GONE)
             try:
-                await self._send(line, decision.round, body, loop.time() - began)
+                await self._send(line, round, body, loop.time() - began)
             finally:
                 body.close()
         finally:
             policy.done(line.pin, round, full=line.sent > 0)
         return None
 
-    async def _published(self, policy: ServePolicy, round: int, max_age: int, late: float) -> Decision:
-        """Wait until the round is published, will never be, is late in so many seconds, or patience ends."""
-        patience = self.limits.patience
-        try:
-            async with asyncio.timeout(min(patience, late) if late > 0 else patience):
-                while (decision := policy.look(round, max_age, late <= 0)).kind == "wait":
+    async def _published(self, policy: ServePolicy, round: int) -> Decision:
+        """Wait until the round is published, will never be, or patience ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.patience):
+                while policy.look(round).kind == "wait":
                     await self._news.wait()
-        except TimeoutError:
-            decision = policy.look(round, max_age, late <= patience)
-        return decision
+        return policy.look(round)
 
     async def _send(self, line: MemberLine, round: int, body: Body, waited: float) -> None:
         headers = {

@@ -4,7 +4,6 @@ Invariants: the membership in force stands here and nowhere else, in :attr:`Peer
 :meth:`PeerService.trouble` is called in the network's thread, and is quick.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,11 +70,6 @@ class PeerService:
         """This peer's round clock."""
         return self.clock.position()
 
-    def late(self, now: Snapshot, round: int) -> float:
-        """Seconds until a round's half-step is late: at half the deadline, where older ones are given."""
-        m = now.membership
-        return self.clock.start(round) + m.deadline / 2 - self.position() if m.max_age else math.inf
-
     def other_ended(self, pin: str) -> bool:
         """A member says that it has ended its last round; whether this peer has."""
         self.others.note(pin, ended=True, told=self.ended)
@@ -116,7 +110,7 @@ class PeerService:
         since = max(self._progress, 0.0)
         late = (self.position() - since) / m.period
         late = min(late, self.clock.round() - self.clock.round(since) + 1.0)  # pauses do not count
-        if not self.unready and late > _LATE + m.max_age and self.clock.round() <= m.rounds:
+        if not self.unready and late > _LATE and self.clock.round() <= m.rounds:
             return f"no round has ended for {late:.1f} periods"
         return self.unready
 

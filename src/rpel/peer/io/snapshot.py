@@ -59,7 +59,6 @@ class Snapshot:
         return Terms(
             self.me, m.nodes, m.byzantine, m.pull, chosen, m.deadline, m.rounds,
             seed=seed, outer=outer, linger=m.linger, membership=m.hash,
-            max_age=m.max_age, memory=m.memory,
         )  # fmt: skip
 
     @cached_property
@@ -71,7 +70,7 @@ class Snapshot:
     def roster(self) -> Roster:
         """Whose signatures count."""
         m = self.membership
-        return Roster(self.me, tuple(member.fingerprint for member in m.members), self.signed, m.window)
+        return Roster(self.me, tuple(member.fingerprint for member in m.members), self.signed, m.pull)
 
     def signed(self, member: int, round: int, digest: bytes, signature: bytes) -> bool:
         """Whether that member's key signed a half-step with this hash."""

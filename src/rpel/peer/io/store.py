@@ -9,8 +9,7 @@ Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, 
 line of JSON (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there
 is one, the local state of training, where bodies are coded the half-step as it is (the own row of line 9 is
 exact), and with an outer step the model before the local steps and its v; in a checkpoint the values of the
-model, then those of its buffers, if it has any, v, and with a memory the answers of the last draws,
-each draw's behind the own half-step of then.
+model, then those of its buffers, if it has any, and v.
 """
 
 import base64
@@ -32,7 +31,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rpel.files import atomic, locked
-from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Record, Remembered
+from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Record
 from rpel.peer.core.wire import Layout, raw
 from rpel.types import Models
 
@@ -141,7 +140,6 @@ class Store:
             "round": record.round,
             "asked": [int(member) for member in record.asked],
             "membership": record.membership,
-            "follows": record.follows,
             "body": sum(map(len, body)),
             "state": len(state),
         }
@@ -184,11 +182,6 @@ class Store:
         if checkpoint.v is not None:
             entries["v"] = len(values)
             parts.append(raw(self._layout, checkpoint.v))
-        if checkpoint.window:
-            entries["window"] = [
-                [one.round, one.asked, one.membership, len(one.rows)] for one in checkpoint.window
-            ]
-            parts += [np.ascontiguousarray(one.rows).data.cast("B") for one in checkpoint.window]
         if self._write(_file(self.path, "checkpoint", checkpoint.round), entries, parts) is None:
             return False
         self._prune("checkpoint", CHECKPOINTS)
@@ -306,9 +299,8 @@ class Store:
                 file.seek(head.offset + len(self._layout.header))
                 rows["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
-        follows = head.entries.get("follows", 0)
         half = LentRow(rows["half"]) if "half" in rows else None
-        return Record(round, asked, half, rows.get("before"), rows.get("v"), membership, follows)
+        return Record(round, asked, half, rows.get("before"), rows.get("v"), membership)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):
@@ -352,16 +344,9 @@ def read_checkpoint(folder: Path, round: int, layout: Layout) -> tuple[Checkpoin
         buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
         begin += count * dtype.itemsize
     v = np.frombuffer(rest, layout.dtype, layout.d, begin).copy() if "v" in entries else None
-    begin += 0 if v is None else v.nbytes
-    window = []
-    for t, asked, membership, count in entries.get("window", []):
-        rows = np.frombuffer(rest, layout.dtype, count * layout.d, begin).reshape(count, layout.d)
-        window.append(Remembered(t, tuple(asked), rows, membership))
-        begin += rows.nbytes
     checkpoint = Checkpoint(
-        round, x, entries["fresh"], entries["degraded"], entries["outcome"], entries["behind"], v,
-        tuple(window),
-    )  # fmt: skip
+        round, x, entries["fresh"], entries["degraded"], entries["outcome"], entries["behind"], v
+    )
     return checkpoint, buffers
 
 

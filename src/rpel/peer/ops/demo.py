@@ -150,7 +150,7 @@ def prepare(path: str) -> None:
 
     node = Node(Config.load(path))
     terms = node.now.terms
-    make_ready(terms.rule, terms.window, node.layout.d, node.layout.dtype)
+    make_ready(terms.rule, terms.pull, node.layout.d, node.layout.dtype)
     learner_of(node.config, node.now, node.layout)
 
 

@@ -65,7 +65,7 @@ class Founded:
             **{key: getattr(plan, key) for key in ("probability", "messages_per_round")},
             "bytes_per_round": self.bytes_per_round,
             "parameters": self.layout.d,
-            **{key: getattr(m, key) for key in ("wire", "memory", "max_age")},
+            "wire": m.wire,
             "bytes_per_message": self.layout.size,
             "task": self.task,
             **{key: getattr(m, key) for key in ("epoch", "period", "deadline")},
@@ -123,7 +123,7 @@ def notes(founding: Founding) -> list[str]:
             "have to count its own old model among the answers, and hostile members can hold it back while "
             "they are silent"
         )
-    if founding.memory == 1 and founding.plan.pull == founding.nodes - 1:
+    if founding.plan.pull == founding.nodes - 1:
         sentences.append(
             f"pulling saves nothing among {few}: s = {founding.plan.pull} is all the others; with as many "
             f"hostile ones it does from n = {_worth(founding)} on"

@@ -134,8 +134,7 @@ def _agreed(
 
 def memory_needed(membership: Membership, layout: Layout) -> int:
     """Bytes that a peer may need: itself, s + 6 models and what it remembers, and half as much again."""
-    remembered = (membership.memory - 1) * (2 * membership.pull + 1)
-    return int(1.5 * (_ITSELF + (membership.pull + remembered + 6) * layout.size))
+    return int(1.5 * (_ITSELF + (membership.pull + 6) * layout.size))
 
 
 def _memory(folder: Path, own: Config) -> Path | None:

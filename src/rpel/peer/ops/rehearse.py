@@ -77,7 +77,7 @@ def rehearse(
         "rounds": rounds or m.rounds, "local_steps": m.local_steps, "lr": hyper.lr,
         "momentum": hyper.momentum, "weight_decay": hyper.weight_decay, "optimizer": hyper.optimizer,
         "optimizer_params": hyper.optimizer_params,
-        **{key: getattr(m, key) for key in (*OUTER, "wire", "memory")}, "batch_size": batch,
+        **{key: getattr(m, key) for key in (*OUTER, "wire")}, "batch_size": batch,
         "eval_every": hyper.eval_every, "eval_size": hyper.eval_size, "attack": attack,
         "attack_params": dict(attack_params or {}), "partition": "iid", "seed": seed, "out": None,
         "progress": progress,

@@ -182,7 +182,6 @@ WORKS: list[dict[str, Any]] = [
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "cs-plus"}, "method rpel"),
     ({"method": "el-local"}, "method rpel"),
-    ({"roaming": True}, "roaming"),
     ({"consistent": True}, "consistent"),
     ({"attack": "spectral"}, "graph"),
     ({"speeds": "lognormal"}, "lognormal:0.3"),

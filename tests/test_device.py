@@ -197,7 +197,6 @@ def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCapture
     ("fields", "said"),
     [
         ({"backend": "numba", "device": "cuda"}, "device 'cuda' goes with backend 'torch'"),
-        ({"backend": "plain", "device": "mps"}, "device 'mps' goes with backend 'torch'"),
         ({"device": "gpu"}, "cpu, cuda, cuda:1"),
     ],
 )

@@ -49,7 +49,7 @@ FORGE = [*ATTACKS]
 FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
 CASES: list[dict[str, Any]] = [
     {"rounds": 20},  # sums in another order would show in the last bits of one round in three
-    {"consistent": True, "roaming": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
+    {"consistent": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
     {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
     {"optimizer": "adamw", "lr": 0.01, "local_steps": 2, "outer": "nesterov"},
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers

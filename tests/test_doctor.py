@@ -33,7 +33,7 @@ def test_good_machine_passes_and_json_has_the_promised_keys(capsys: pytest.Captu
     assert all(set(row) == {"check", "ok", "detail", "remedy"} for row in rows)
     names = {row["check"] for row in rows}
     assert names >= {
-        "python", "packages", "threads", "vector units", "bfloat16", "kernels", "kernel cache", "data sets",
+        "python", "packages", "threads", "vector units", "kernels", "kernel cache", "data sets",
         "disk", "memory", "clock",
     }  # fmt: skip
     assert "all is well" in rpel("doctor", capsys=capsys)

@@ -136,22 +136,9 @@ def test_hostile_counts_are_those_of_the_draw() -> None:
     assert run.bytes == 15 * 8 * 4 * 7
 
 
-def test_attackers_that_roam_have_other_identities_each_round() -> None:
-    roster = Roster(nodes=30, byzantine=6, seed=1, roaming=True)
-    seen = {tuple(np.flatnonzero(roster.hostile(t))) for t in range(1, 6)}
-    assert len(seen) == 5
-    assert all(len(ids) == 6 for ids in seen)
-    fixed = Roster(nodes=30, byzantine=6, seed=1)
-    assert (fixed.hostile(1) == fixed.hostile(9)).all()
-    run = simulation(BASE.replace(roaming=True, rounds=30, lr=0.3))
-    for _ in range(30):
-        run.step()
-    assert run.evaluate(None).worst > 0.8
-
-
 @pytest.mark.parametrize(
     "change",
-    [{}, {"attack": "mimic_heuristic"}, {"attack": "stale"}, {"output": "uniform"}, {"roaming": True}],
+    [{}, {"attack": "mimic_heuristic"}, {"attack": "stale"}, {"output": "uniform"}],
     ids=str,
 )
 def test_resumed_simulation_continues_bit_by_bit(change: dict[str, Any]) -> None:
@@ -262,18 +249,14 @@ def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     np.testing.assert_array_equal(run.local_states(), stored)
 
 
-def test_nodes_that_train_on_flipped_labels_roam_with_their_data() -> None:
-    run = simulation(BASE.replace(attack="label_flip", roaming=True), Quadratic(nodes=15))
+def test_hostile_nodes_are_those_that_train_on_flipped_labels() -> None:
+    run = simulation(BASE.replace(attack="label_flip"), Quadratic(nodes=15))
     flipped, seen = run.roster.hostile(1), watched(run)
-    for t in range(1, 5):
+    for _ in range(4):
         info = run.step()
-        ids = run.network.ids(t)
-        assert sorted(ids) == list(range(15))
-        assert set(ids[flipped]) == set(np.flatnonzero(run.roster.hostile(t)))
-        np.testing.assert_array_equal(ids[~flipped], run.roster.honest_ids(t))
         index = seen[-1][1].index
         met = np.where(index >= 0, flipped[index], False)[:, 1:].sum(axis=1)
-        np.testing.assert_array_equal(info.hostile, met[~flipped])  # hostile is who trained on flipped labels
+        np.testing.assert_array_equal(info.hostile, met[~flipped])
 
 
 def test_gradient_norm_is_that_of_several_nodes() -> None:
@@ -411,14 +394,12 @@ def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
         assert 1 <= (view.audience >= 0).any(axis=1).sum() <= 3
 
 
-def test_nodes_of_violations_are_those_of_the_round_when_attackers_roam() -> None:
-    result = rpel.simulate(
-        "linear", nodes=20, byzantine=6, pull=6, b_hat=2, rounds=4, roaming=True, out=None, eval_size=50
-    )
-    roster, listed = Roster(20, 6, seed=0, roaming=True), result.certificate["violations"]
+def test_violations_name_the_node_and_its_round() -> None:
+    result = rpel.simulate("linear", nodes=20, byzantine=6, pull=6, b_hat=2, rounds=4, out=None, eval_size=50)
+    hostile, listed = Roster(20, 6, seed=0).hostile(1), result.certificate["violations"]
     assert len(listed) > 3
     for actual in listed:
-        hostile, node = roster.hostile(actual["round"]), actual["node"]
+        node = actual["node"]
         assert not hostile[node]
         assert hostile[Pull(20, 6, 0).sample(actual["round"], np.array([node]))[0]].sum() == actual["count"]
 

@@ -281,7 +281,6 @@ WORKS: list[dict[str, Any]] = [
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "cs-plus"}, "method rpel"),
     ({"method": "all-to-all", "pull": None, "b_hat": None}, "method rpel"),
-    ({"roaming": True}, "roaming"),
     ({"pull": 7}, "the largest pull is 6"),
     ({"pull": 1, "b_hat": 2}, "minority of memory"),
 ]

@@ -436,7 +436,6 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     assert column == sorted(column)
     rate = 20 / min(map(len, held))
     assert all(direct(4.0, rate, 2 * t, 1e-5) <= epsilon + 1e-9 for t, epsilon in enumerate(column, 1))
-    assert 'sampling = "poisson"' in (run.path / "spec.toml").read_text()
     rpel("report", str(run.path), "-o", str(tmp_path / "page.html"), capsys=capsys)
     assert f"ε is at most {stated['epsilon']:.4g} at any honest node" in (tmp_path / "page.html").read_text(
         "utf-8"
@@ -468,7 +467,7 @@ def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
 
 
 def test_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
-    fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5, "sampling": "poisson"}
+    fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5}
     stated = package.simulate(**fields).certificate["privacy"]
     assert 0.99 * 0.5 < stated["epsilon"] <= 0.5
     assert stated["epsilon_median"] < stated["epsilon"]
@@ -511,7 +510,6 @@ UNEQUAL = [(X[:20], Y[:20])] * 4 + [(X[:9], Y[:9])]
         ({"noise_multiplier": -1}, "noise_multiplier -1"),
         ({"target_epsilon": 0}, "target_epsilon 0"),
         ({"target_epsilon": 1e-4}, "stopped before round 1 of 4"),
-        ({"sampling": "replacement"}, "sampling 'replacement' has no accountant.* 'poisson'"),
         ({"partition": "virtual"}, "partition 'virtual' shares examples between nodes.*'iid'"),
         ({"problem": lambda problem: problem}, "problem= may change the local step"),
         ({"model": NORMED, "train": (X, Y), "test": OTHERS}, "layer '1' is BatchNorm1d.*GroupNorm"),

@@ -137,7 +137,7 @@ def test_run_with_out_none_writes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         {"attack": "label_flip"},
         {"attack": "stale"},
         {"attack": "mimic_heuristic", "attack_params": {"learning_rounds": 4}},
-        {"output": "uniform", "roaming": True, "no_show": 0.2, "local_steps": 2},
+        {"output": "uniform", "no_show": 0.2, "local_steps": 2},
         {"method": "all-to-all", "pull": 7, "model": "C(2)-B-R-M-L(10)-S"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())) or "plain",
@@ -304,13 +304,6 @@ def test_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
     assert (np.abs((last * TINY["eval_size"] + 0.5) % 1 - 0.5) > 1e-6).any(), (
         "a subset would give coarser numbers"
     )
-
-
-def test_last_round_is_evaluated_on_fewer_test_examples_if_asked(finished: Result) -> None:
-    fewer = tiny(None, final_eval_size=20)
-    np.testing.assert_array_equal(fewer.models, finished.models)
-    np.testing.assert_allclose(fewer.nodes["accuracy"][-1] * 20 % 1, 0, atol=1e-9)
-    np.testing.assert_array_equal(fewer.nodes["accuracy"][:-1], finished.nodes["accuracy"][:-1])
 
 
 def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:

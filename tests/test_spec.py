@@ -163,15 +163,14 @@ def test_misspelt_key_or_broken_file_names_itself(tmp_path: Path) -> None:
 
 MEANT = {
     "nodes": 21, "byzantine": 3, "pull": 12, "b_hat": 5, "confidence": 0.999, "rounds": 61,
-    "method": "all-to-all", "max_fraction": 0.4, "optimizer": "adamw", "optimizer_params": {"eps": 1e-6},
+    "method": "all-to-all", "optimizer": "adamw", "optimizer_params": {"eps": 1e-6},
     "outer": "nesterov", "outer_lr": 0.5, "outer_momentum": 0.8,
     "rule": "mean", "attack": "foe", "attack_params": {"z": 1.0}, "partition": "iid", "alpha": 2.0, "lr": 0.1,
     "momentum": 0.8, "weight_decay": 0.0, "batch_size": 24, "local_steps": 2, "output": "uniform",
-    "no_show": 0.1, "silent": True, "roaming": True, "seed": 1, "eval_every": 10, "eval_size": 10,
-    "final_eval_size": 20,
+    "no_show": 0.1, "silent": True, "seed": 1, "eval_every": 10, "eval_size": 10,
     "model": "mlp", "dataset": "mnist", "consistent": True, "graph": "honest-first",
-    "placement": "adversarial", "device": "cuda", "precision": "bfloat16", "max_grad_norm": 1.0,
-    "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5, "sampling": "poisson",
+    "placement": "adversarial", "device": "cuda", "max_grad_norm": 1.0,
+    "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5,
     "wire": "int8", "backend": "torch", "memory": 2, "asynchronous": True, "speeds": "lognormal:0.3",
     "jitter": 0.1, "latency": 0.2,
 }  # fmt: skip

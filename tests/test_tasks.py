@@ -4,8 +4,6 @@ whoever computes beside it."""
 import copy
 import math
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -23,7 +21,7 @@ from rpel.backend.pool import set_threads, threads
 from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
-from rpel.tasks import Classification, Objective, Trigger, checks
+from rpel.tasks import Classification, Objective, Trigger
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.blocks import Blocks, with_blocks
 from rpel.tasks.convolution import ConvolutionEngine
@@ -921,49 +919,6 @@ def test_networks_that_do_not_fit_are_refused(module: nn.Module, said: str) -> N
     with pytest.raises(ValueError, match=said) as error:
         Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     assert "\n" not in str(error.value)
-
-
-def test_bfloat16_is_for_training_steps_alone_and_stays_near_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: some machines announce AMX and end who uses it."""
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-    script = """
-import numpy as np
-from rpel.data import from_arrays, iid
-from rpel.models import build
-from rpel.backend.torch import Torch
-from rpel.tasks import Classification
-from rpel.tasks.device import DeviceTask
-rng, y = np.random.default_rng(0), np.arange(80) % 4
-x = rng.normal(size=(80, 3, 8, 8)).astype(np.float32) + y[:, None, None, None]
-data = from_arrays((x, y), (x[:20], y[:20]))
-module = build("C(32)-R-B-C(32)-R-M-L(4)-S", (3, 8, 8), kernel=3, padding=1, seed=3)
-whole, brief = (
-    Classification(data, iid(y, 4, 5, 0), module, batch_size=5, seed=0, precision=precision)
-    for precision in ("float32", "bfloat16")
-)
-models, local, nodes = np.tile(whole.initial(), (4, 1)), whole.local_state(4), np.arange(4)
-exact, near = (task.gradient(models, local, nodes, 1, 0)[0] for task in (whole, brief))
-assert near.dtype == np.float32
-off = np.linalg.norm(near - exact, axis=1) / np.linalg.norm(exact, axis=1)
-assert (off > 1e-5).all() and (off < 0.1).all(), off
-np.testing.assert_allclose(brief.evaluate(models, local)[1], whole.evaluate(models, local)[1], rtol=1e-4)
-arrays = Torch()
-device = DeviceTask(arrays, data, iid(y, 4, 5, 0), module, batch_size=5, seed=0, precision="bfloat16")
-for steps in ("alone", "grouped", "unfold"):
-    device.use(steps)
-    found = device.gradient(arrays.array(models), arrays.array(local), nodes, 1, 0)[0].numpy()
-    off = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
-    assert found.dtype == np.float32 and (off > 1e-5).all() and (off < 0.1).all(), (steps, off)
-"""
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_bfloat16_that_fails_on_a_processor_is_refused_with_the_nearest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checks, "bfloat16_gain", lambda: None)
-    with pytest.raises(ValueError, match="'float32'"):
-        task("wide", precision="bfloat16")
 
 
 def test_hook_on_a_parameter_is_refused() -> None:

@@ -211,8 +211,8 @@ def test_lists_of_tensors_and_state_dicts_come_back_as_such() -> None:
     assert [p.shape for p in parameters] == [p.shape for p in nets[0].parameters()]
     vectors = [np.full(4, float(i)) for i in range(5)]
     np.testing.assert_array_equal(rule(vectors), np.full(4, 2.0))
-    halves = rule([torch.full((2, 2), float(i), dtype=torch.bfloat16) for i in range(5)])
-    assert (halves.dtype, halves.shape) == (torch.bfloat16, (2, 2))
+    halves = rule([torch.full((2, 2), float(i), dtype=torch.float16) for i in range(5)])
+    assert (halves.dtype, halves.shape) == (torch.float16, (2, 2))
     rows = rpel.rule("nnm", f=1)([{"w": v} for v in vectors])
     assert len(rows) == 5
     assert rows[0]["w"].shape == (4,)

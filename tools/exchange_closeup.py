@@ -39,7 +39,7 @@ def main() -> None:
     four_bits.Nibbles = Coded  # type: ignore[misc]
     code = "int4 random"
     fields = exchange(30, "min_sum", code) | four_bits.four_bits(code)
-    fields |= {"rounds": 40, "eval_every": 40, "final_eval_size": 250, "seed": 0, "threads": 1}
+    fields |= {"rounds": 40, "eval_every": 40, "seed": 0, "threads": 1}
     simulate(**fields, data_dir=data_dir, out=None)
 
 

@@ -61,7 +61,6 @@ def cases() -> dict[str, Fields]:
         "no-show": {"no_show": 0.2, "rule": "bucketing+median", "pull": 9, "nodes": 12},
         "no-show-graph": {"no_show": 0.2, "method": "clipped-gossip-oracle"},
         "silent": {"silent": True, "pull": 8},
-        "roaming": {"roaming": True},
         "consistent": {"consistent": True, "attack": "strongest"},
         "most-exposed": {"attack_params": {"targeting": "most-exposed"}},
         "flood": {"method": "el-local", "attack_params": {"flood": True}},

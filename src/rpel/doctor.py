@@ -44,7 +44,7 @@ def examine(
     port and certificate."""
     looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", _python), ("packages", _packages), ("threads", _threads), ("vector units", _vectors),
-        ("bfloat16", _bfloat16), ("devices", _devices), ("kernels", _kernels), ("kernel cache", _cache),
+        ("devices", _devices), ("kernels", _kernels), ("kernel cache", _cache),
         ("data sets", lambda: _data(preset, data_dir)),
         ("disk", _disk), ("memory", lambda: _memory(preset)), ("clock", lambda: _clock(config is not None)),
     ]  # fmt: skip
@@ -139,27 +139,6 @@ def _vectors() -> Iterator[Check]:
     fast = bool({"avx2", "avx512f", "neon"} & set(units))
     detail = f"{llvmlite.binding.get_host_cpu_name()}: {', '.join(units) or 'none known'}"
     yield Check("vector units", True, detail if fast else f"{detail}: rules will be slower than published")
-
-
-def _bfloat16() -> Iterator[Check]:
-    """Whether precision = "bfloat16" pays; that it does not, or not even works,
-    is no fault of the machine."""
-    import llvmlite.binding
-
-    from rpel.tasks.checks import bfloat16_gain
-
-    features = llvmlite.binding.get_host_cpu_features()
-    units = (
-        ", ".join(name for name in ("amx-bf16", "avx512bf16", "bf16") if features.get(name))
-        or "no unit for it"
-    )
-    gain = bfloat16_gain()
-    finding = (
-        "fails here, only float32 works"
-        if gain is None
-        else f"PyTorch's convolutions run {gain:.2f} times as fast, which rpel's own in float32 may outrun"
-    )
-    yield Check("bfloat16", True, f"{units}: {finding}")
 
 
 def _kernels() -> Iterator[Check]:

@@ -438,7 +438,7 @@ def test_buffers_are_those_of_a_state_dict_whatever_kind_of_number_they_are() ->
     class Model(nn.Linear):
         def __init__(self) -> None:
             super().__init__(2, 1)
-            self.register_buffer("scale", torch.tensor([1.5], dtype=torch.bfloat16))
+            self.register_buffer("scale", torch.tensor([1.5], dtype=torch.float8_e5m2))
             self.register_buffer("count", torch.tensor(3))
             self.register_buffer("scratch", torch.zeros(2), persistent=False)
 

@@ -90,7 +90,7 @@ def resolved(fields: Fields, **more: Any) -> ResolvedSpec:
 def task_of(spec: ResolvedSpec, arrays: Torch | None = None) -> Classification:
     """The task of a case, on the host or where these arrays are; cases that train alike share one."""
     shared = spec.attack if attack(spec.attack, **spec.attack_params).trains else None
-    key = (arrays is None, spec.dataset, spec.model, spec.nodes, spec.precision, shared)
+    key = (arrays is None, spec.dataset, spec.model, spec.nodes, shared)
     if key not in _tasks:
         _tasks[key] = _made(spec, arrays)
     return _tasks[key]

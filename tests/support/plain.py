@@ -51,9 +51,9 @@ def gradient(model: Array, x: Array, y: int) -> Array:
     return np.concatenate([np.outer(off, x).ravel(), off])
 
 
-def hostile(seed: int, nodes: int, byzantine: int, t: int = 0) -> set[int]:
-    """Who is hostile; t: in that round, where attackers roam."""
-    return {int(i) for i in stream(seed, "placement", t).choice(nodes, size=byzantine, replace=False)}
+def hostile(seed: int, nodes: int, byzantine: int) -> set[int]:
+    """Who is hostile."""
+    return {int(i) for i in stream(seed, "placement", 0).choice(nodes, size=byzantine, replace=False)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Case:
         usual = {
             "nodes": 12, "byzantine": 3, "pull": 5, "b_hat": 2, "rounds": 3, "lr": 0.7, "momentum": 0.6,
             "seed": 0, "weight_decay": 0.05, "attack": "foe", "method": "rpel", "rule": None, "no_show": 0.0,
-            "silent": False, "roaming": False, "local_steps": 1, "attack_params": {},
+            "silent": False, "local_steps": 1, "attack_params": {},
         }  # fmt: skip
         if key == "b_hat" and self["method"] in ("all-to-all", "nna"):
             return self["byzantine"]
@@ -80,7 +80,7 @@ class Case:
         train = [(x[i : i + 1], y[i : i + 1]) for i in range(self.honest_count)]
         keys = (
             "nodes byzantine pull b_hat rounds lr momentum seed weight_decay attack method rule no_show "
-            "silent roaming"
+            "silent"
         )
         given = {key: self[key] for key in [*keys.split(), "local_steps", "attack_params"]}
         if given["method"] in ("all-to-all", "nna"):  # they hear everybody
@@ -93,10 +93,10 @@ class Case:
         return int(self["nodes"] - self["byzantine"])
 
     def hostile(self, t: int) -> set[int]:
-        return hostile(self["seed"], self["nodes"], self["byzantine"], t if self["roaming"] else 0)
+        return hostile(self["seed"], self["nodes"], self["byzantine"])
 
     def honest(self, t: int) -> list[int]:
-        """The honest nodes' numbers; who roams takes its example and its model along."""
+        """The honest nodes' numbers."""
         return [i for i in range(self["nodes"]) if i not in self.hostile(t)]
 
     def wanted(self, t: int, node: int) -> list[int]:

@@ -179,12 +179,6 @@ class Spec(Training):
     confidence: float = Field(
         CONFIDENCE, description="probability of the plan, over all nodes and rounds", gt=0, lt=1
     )
-    max_fraction: Annotated[float | None, Identity.LATER] = Field(
-        None,
-        description="largest hostile share b_hat/(pull+1) of a planned pull (unset: 1/3 where that can be)",
-        gt=0,
-        le=0.5,
-    )
     rounds: int = Field(60, description="rounds, T", ge=1)
     method: MethodName = Field("rpel", description="how nodes exchange models")
     graph: Literal["random", "honest-first"] = Field("random", description="how a fixed graph is built")
@@ -209,7 +203,6 @@ class Spec(Training):
         0.0, description="probability that an honest node misses a round's deadline", ge=0, lt=1
     )
     silent: bool = Field(False, description="hostile nodes do not answer")
-    roaming: bool = Field(False, description="attackers take over other identities each round")
     consistent: Annotated[bool, Identity.LATER] = Field(
         False, description="each hostile node sends the same vector to all who pull it"
     )
@@ -242,34 +235,23 @@ class Spec(Training):
     target_delta: Annotated[float | None, Identity.LATER] = Field(
         None, description="delta of epsilon, below one over a node's examples", gt=0, lt=1
     )
-    sampling: Annotated[Literal["replacement", "poisson"] | None, Identity.LATER] = Field(
-        None,
-        description="how batches are drawn (unset: replacement, and poisson where gradients are clipped)",
-    )
     seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
     seeds: Annotated[str | None, Identity.NEVER] = Field(
         None,
         description="several runs, such as 0-4 or 0,1,7; with intervals",
     )
-    final_eval_size: Annotated[int | None, Identity.LATER] = Field(
-        None, description="test examples of the last round's evaluation; all unless given", ge=1
-    )
     checkpoint_every: Annotated[int, Identity.NEVER] = Field(
         20, description="rounds between checkpoints; 0: only when interrupted", ge=0
     )
-    backend: Annotated[Literal["auto", "numba", "torch", "plain"], Identity.LATER] = Field(
+    backend: Annotated[Literal["auto", "numba", "torch"], Identity.LATER] = Field(
         "auto",
-        description="who computes: numba (cpu), torch (any device), plain NumPy; auto: numba, torch off the "
-        "cpu",
+        description="what computes: numba (CPU) or torch (any device); auto: numba on the CPU, else torch",
     )
     device: Annotated[str, Identity.LATER] = Field(
         "cpu",
         description="where models and data live: cpu, cuda, cuda:1, mps",
         pattern=r"^(cpu|cuda(:\d+)?|mps)$",
         examples=["cpu, cuda, cuda:1 (the second of several) or mps"],
-    )
-    precision: Annotated[Literal["float32", "bfloat16"], Identity.LATER] = Field(
-        "float32", description="of local steps within the network; models, momenta and exchange stay float32"
     )
     threads: Annotated[int | None, Identity.NEVER] = Field(
         None, description="threads (unset: as many as cores)", ge=1
@@ -306,8 +288,6 @@ class Spec(Training):
             for key in ("outer_lr", "outer_momentum")
             if getattr(self, key) != type(self).model_fields[key].default
         ]
-        if self.precision == "bfloat16" and self.max_grad_norm is not None:
-            raise ValueError("precision 'bfloat16' does not go with max_grad_norm: the nearest is 'float32'")
         if self.outer == "none" and changed and given:
             raise ValueError(
                 f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none"

@@ -65,8 +65,7 @@ def measure(spec: Spec, inputs: Inputs) -> Cost:
         running.simulation.step(measured=False)
         steps = _seconds(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
         evaluation = _seconds(lambda: running.simulation.evaluate(running.evaluate.subset))
-    final = running.evaluate.final
-    share = len(inputs.dataset.test_y if final is None else final) / len(running.evaluate.subset)
+    share = len(inputs.dataset.test_y) / len(running.evaluate.subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 

@@ -37,7 +37,6 @@ class Fields(TypedDict, total=False):
     pull: int | Literal["plan"] | None
     b_hat: int | Literal["plan"] | None
     confidence: float
-    max_fraction: float | None
     rounds: int
     method: MethodName
     rule: str | Rule | Callable[..., Any] | None
@@ -60,7 +59,6 @@ class Fields(TypedDict, total=False):
     output: Literal["last", "uniform"]
     no_show: float
     silent: bool
-    roaming: bool
     consistent: bool
     wire: WireName
     memory: int
@@ -72,15 +70,12 @@ class Fields(TypedDict, total=False):
     noise_multiplier: float | None
     target_epsilon: float | None
     target_delta: float | None
-    sampling: Literal["replacement", "poisson"] | None
     seed: int
     eval_every: int
     eval_size: int
-    final_eval_size: int | None
     checkpoint_every: int
-    backend: Literal["auto", "numba", "torch", "plain"]
+    backend: Literal["auto", "numba", "torch"]
     device: str
-    precision: Literal["float32", "bfloat16"]
     threads: int | None
     workers: int
     engine: Literal["local", "ray"]
@@ -153,7 +148,7 @@ def simulate(
         method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name,
         module:object, a Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise,
         or a function f(view, …) -> rows.
-        attack, attack_params, consistent, silent, roaming: what hostile nodes do. no_show:
+        attack, attack_params, consistent, silent: what hostile nodes do. no_show:
         how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
         memory: rounds whose answers a node aggregates, c; each round then needs fewer new ones.
@@ -166,15 +161,14 @@ def simulate(
         torch.optim class, or a function that makes an optimiser of some parameters.
         What it remembers stays with its node.
         outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.
-        max_grad_norm, noise_multiplier, target_epsilon, target_delta, sampling: differential privacy
-        (rpel.privacy). Gradients are clipped example by example, noise is added to their sum, batches are
-        Poisson samples; a target_epsilon alone plans the noise. The certificate has the final epsilon,
-        metrics.jsonl that of each round.
+        max_grad_norm, noise_multiplier, target_epsilon, target_delta: differential privacy (rpel.privacy).
+        Gradients are clipped example by example, noise is added to their sum, batches are Poisson samples; a
+        target_epsilon alone plans the noise. The certificate has the final epsilon, metrics.jsonl that of
+        each round.
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4";
         the result is then a RunSet.
-        eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all,
-            or ``final_eval_size``).
+        eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
         out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part
         of the run folder's name.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
@@ -183,8 +177,6 @@ def simulate(
         folder of its own; reuse=True takes the finished one all the same, also one that other code has made.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
         engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
-        precision: "bfloat16" takes local steps through the network in bfloat16, all else stays float32;
-        `rpel doctor` says whether that is quicker here.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
         last evaluation.
         tensorboard: copy the metrics for TensorBoard.

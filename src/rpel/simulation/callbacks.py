@@ -140,15 +140,14 @@ class Measure:
 
 @dataclass
 class Evaluate:
-    """Accuracy and loss of every honest node: on a subset every few rounds, in the last one on ``final``,
-    which is None for all test examples.
+    """Accuracy and loss of every honest node: on a subset every few rounds, in the last one on all
+    test examples.
 
     look: told a few times, on the way of the last one, which share of it is done.
     """
 
     simulation: Simulation
     subset: Integers
-    final: Integers | None = None
     look: Callable[[float], None] | None = None
     shown: Evaluation | None = None
 
@@ -157,8 +156,8 @@ class Evaluate:
         self.shown = None
         if last:
             self.shown = replace(
-                run.evaluate(self.final, self.look),
-                output_accuracy=run.output_accuracy(self.final, self.look),
+                run.evaluate(None, self.look),
+                output_accuracy=run.output_accuracy(None, self.look),
             )
         elif run.is_evaluated(info.round):
             self.shown = run.evaluate(self.subset)

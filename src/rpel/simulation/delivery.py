@@ -25,13 +25,11 @@ _AUDIENCE = 16
 
 @dataclass(frozen=True)
 class Roster:
-    """Which node numbers are hostile in a round;
-    with ``roaming`` the attackers change identity each round."""
+    """Which node numbers are hostile."""
 
     nodes: int
     byzantine: int
     seed: int
-    roaming: bool = False
     placed: tuple[int, ...] | None = None  # adversarial placement: exactly these
 
     def hostile(self, t: int) -> NDArray[np.bool_]:
@@ -42,7 +40,7 @@ class Roster:
         """
         if self.placed is not None:
             return np.isin(np.arange(self.nodes), self.placed)
-        coins = stream(self.seed, "placement", t if self.roaming else 0)
+        coins = stream(self.seed, "placement", 0)
         marks = np.zeros(self.nodes, dtype=bool)
         marks[coins.choice(self.nodes, size=self.byzantine, replace=False)] = True
         return marks

@@ -281,17 +281,8 @@ class Simulation:
             )
 
     def _ids(self, t: int) -> Integers:
-        """(h,) the node numbers of all rows in round t. Who roams takes its data and model along: they stay
-        with the row."""
-        if not self.everybody:
-            return self.roster.honest_ids(t)
-        ids, trained, now = (
-            np.empty(self.spec.nodes, np.int64),
-            self.roster.hostile(1),
-            self.roster.hostile(t),
-        )
-        ids[~trained], ids[trained] = np.flatnonzero(~now), np.flatnonzero(now)
-        return ids
+        """(h,) the node numbers of all rows."""
+        return np.arange(self.spec.nodes) if self.everybody else self.roster.honest_ids(t)
 
     @property
     def round(self) -> int:
@@ -300,7 +291,7 @@ class Simulation:
 
     @property
     def honest(self) -> Integers:
-        """(h,) the honest nodes' numbers (those of round 1, when attackers roam)."""
+        """(h,) the honest nodes' numbers."""
         return self.roster.honest_ids(1)
 
     @property

@@ -281,7 +281,6 @@ def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None
         flipped=hostile,
         trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
         tests=tests,
-        precision=spec.precision,
     )
 
 

@@ -132,8 +132,6 @@ def resolve(spec: Spec) -> ResolvedSpec:
         "plan": plan,
     }
     planned["backend"] = _backend(spec)
-    if spec.sampling is None and spec.max_grad_norm is not None:
-        planned["sampling"] = "poisson"
     resolved = ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
     vars(resolved)["adversary"] = attack  # it was needed before there was a plan
     return resolved
@@ -189,7 +187,6 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
             byzantine=spec.byzantine,
             rounds=spec.rounds,
             confidence=spec.confidence,
-            max_fraction=spec.max_fraction,
             silent=spec.silent,
             memory=spec.memory,
             aggregations=aggregations(spec),
@@ -276,7 +273,6 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
             spec.max_grad_norm is not None,
             "max_grad_norm: fast nodes would spend more privacy than is counted",
         ),
-        (spec.roaming, "roaming: there is no round at whose end identities could change"),
         (spec.consistent, "consistent: who asks at another moment is answered from other models"),
         ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
     ):
@@ -301,7 +297,6 @@ def _check_memory(spec: Spec, attack: Attack) -> None:
             spec.method != "rpel",
             f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel",
         ),
-        (spec.roaming, "roaming: windows follow the planned law only while the hostile nodes stay the same"),
     ):
         if other:
             raise ValueError(f"memory {spec.memory} does not go with {why}")
@@ -396,7 +391,7 @@ def build_network(spec: ResolvedSpec, flood: bool = False) -> tuple[Topology, Ro
     """Who hears whom, who is hostile, and the graph when there is a fixed one; flood:
     hostile nodes push to all."""
     nodes, pull, seed = spec.nodes, spec.pull, spec.seed
-    roster = Roster(nodes, spec.byzantine, seed, spec.roaming)
+    roster = Roster(nodes, spec.byzantine, seed)
     peers = METHODS[spec.method].peers
     if peers == "graph":
         graph = _graph(spec, roster)

@@ -5,7 +5,6 @@ honest ones holds the target; a round whose steps would pass the target is not b
 """
 
 import logging
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -35,11 +34,11 @@ def private(
     sizes, arrays: see :class:`PrivateGradients`.
     """
     _check(spec)
-    if spec.max_grad_norm is None and spec.sampling != "poisson":
+    if spec.max_grad_norm is None:
         return task, None
     if not isinstance(task, Classification):
-        raise ValueError("clipped gradients and Poisson batches need a task with examples")
-    norm = math.inf if spec.max_grad_norm is None else spec.max_grad_norm
+        raise ValueError("max_grad_norm needs a task with examples")
+    norm = spec.max_grad_norm
     plain = PrivateGradients(task, norm, sizes=sizes, arrays=arrays)
     counts = [plain.sizes.get(node, len(own)) for node, own in task.examples.held.items()]
     rates = np.array([_rate(spec, count) for count in counts])
@@ -86,12 +85,7 @@ def _check(spec: ResolvedSpec) -> None:
         raise ValueError(
             f"target_delta {spec.target_delta:g} needs a target_epsilon or a noise_multiplier beside it"
         )
-    if spec.sampling == "replacement" and spec.max_grad_norm is not None:
-        raise ValueError(
-            "sampling 'replacement' has no accountant, since an example may be drawn twice: with "
-            "max_grad_norm, noise_multiplier or target_epsilon the only one is 'poisson'"
-        )
-    if spec.partition == "virtual" and (spec.max_grad_norm is not None or spec.sampling == "poisson"):
+    if spec.partition == "virtual" and spec.max_grad_norm is not None:
         raise ValueError(
             "partition 'virtual' shares examples between nodes, so no node could protect its own: the "
             "nearest is 'iid'"

@@ -62,8 +62,7 @@ class Run:
         self.metrics = Metrics(spec.rounds, self.simulation.honest, self.simulation.each)
         self.path = None if folder is None else folder.path
         self.measure = Measure(self.simulation)
-        final = None if spec.final_eval_size is None else inputs.subset(spec.final_eval_size)
-        self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size), final)
+        self.evaluate = Evaluate(self.simulation, inputs.subset(spec.eval_size))
         named = spec_hash(spec, inputs.dataset.checksums, inputs.digests)
         about = {"run.hash": named, "run.code": inputs.versions["code"]}
         self.checkpoint = Checkpoint(self.simulation, self.measure, self.metrics, folder, workers, about)
@@ -197,10 +196,7 @@ class Run:
         honest = self.metrics.honest.astype(np.int64)
         folder.write_tensors("models.safetensors", result.tensors)
         folder.write_arrays("nodes.npz", result.nodes)
-        ids = honest
-        if self.spec.roaming:  # (T, h): who the nodes were in each round
-            ids = np.stack([self.simulation.roster.honest_ids(t) for t in range(1, self.spec.rounds + 1)])
-        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": ids})
+        folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": honest})
         folder.write_text("accuracy.svg", result.picture())
         folder.certify(result.certificate)
         folder.finish()

@@ -12,9 +12,8 @@ Invariants:
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -67,14 +66,12 @@ class Copy:
         dtype: torch.dtype,
         device: torch.device,
         dropout: DropoutLayer | None = None,
-        winograd: bool = True,
     ) -> None:
         self.generator, self.arguments = torch.Generator(device), Arguments(module)
         layer = dropout or (lambda p: Dropout(p, self.generator))
         self.module = with_dropout(copy.deepcopy(module), layer).to(device, dtype)
         if device.type == "cpu":
-            if winograd:
-                self.module = with_blocks(with_winograd(self.module))
+            self.module = with_blocks(with_winograd(self.module))
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.parameters = list(self.module.parameters())
         self.trained = [p for p in self.parameters if p.requires_grad]
@@ -118,20 +115,6 @@ def _parts(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def in_brief(run: Callable[[], Any], device: str, brief: bool, cached: bool = True) -> Any:
-    """What run() gives; brief: through torch's autocast to bfloat16, and as float32 again."""
-    if not brief:
-        return run()
-    with torch.autocast(device, torch.bfloat16, cache_enabled=cached):
-        output = run()
-    return trees.mapped(_widened, output) if type(output) in (Tensor, tuple, dict) else output
-
-
-def _widened(value: Any) -> Any:
-    """float32 of bfloat16; everything else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
-
-
 class AutogradEngine(Engine):
     """Gradients of any module and any loss(output, target), node by node."""
 
@@ -142,11 +125,9 @@ class AutogradEngine(Engine):
         probe: Any,
         device: torch.device,
         metrics: Sequence[Metric] = (),
-        brief: bool = False,
     ) -> None:
-        """brief: training steps go through the network in bfloat16, as torch's autocast has it."""
         super().__init__(loss, metrics)
-        self.module, self.device, self.brief = module, device, brief
+        self.module, self.device = module, device
         # CIFAR-10's network keeps 13 MB of values a layer for 50 images; with 250 it waits for the memory
         self.block = 50 if any(value.dim() == 4 for _, value in trees.leaves(probe)) else 250
         self.hidden = self._draws_elsewhere(probe)
@@ -162,7 +143,7 @@ class AutogradEngine(Engine):
             own.load(x[i], local[i], train)
             with self._seeded(own, seeds[i] if train and self.noisy else 0):
                 mine = trees.mapped(lambda value, i=i: value[i], inputs)
-                output = in_brief(partial(own.run, mine), self.device.type, self.brief and train)
+                output = own.run(mine)
                 loss = self.loss(output, trees.mapped(lambda value, i=i: value[i].to(self.device), labels))
             own.store_gradient(loss, out[i])
             if train:
@@ -182,10 +163,7 @@ class AutogradEngine(Engine):
     def _copy(self, dtype: torch.dtype) -> Copy:
         """This thread's copy."""
         if getattr(self.own, "dtype", None) != dtype:
-            self.own.copy, self.own.dtype = (
-                Copy(self.module, dtype, self.device, winograd=not self.brief),
-                dtype,
-            )
+            self.own.copy, self.own.dtype = Copy(self.module, dtype, self.device), dtype
         found: Copy = self.own.copy
         return found
 

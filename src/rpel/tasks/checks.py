@@ -5,10 +5,7 @@ Whatever the user's code raises becomes a ValueError of one sentence that says w
 what would.
 """
 
-import subprocess
-import sys
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -191,43 +188,3 @@ def _check_gradient(engine: AutogradEngine, x: Tensor, local: Tensor, probe: Any
         raise ValueError(
             f"the loss has no gradient for the model's parameters: {first_line(error)}"
         ) from error
-
-
-_PROBE = """
-import time, torch
-from torch import nn
-torch.set_num_threads(1)
-module = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 256, 10))
-module, x = module.to(memory_format=torch.channels_last), torch.randn(16, 64, 16, 16)
-x = x.contiguous(memory_format=torch.channels_last)
-def step(brief):
-    with torch.autocast("cpu", torch.bfloat16, enabled=brief):
-        loss = module(x).float().square().mean()
-    torch.autograd.grad(loss, list(module.parameters()))
-def seconds(brief):
-    begun = time.process_time()
-    step(brief)
-    return time.process_time() - begun
-print(min(seconds(False) for _ in range(5)) / min(seconds(True) for _ in range(5)))
-"""
-
-
-@cache
-def bfloat16_gain() -> float | None:
-    """How many times as fast as in float32 a step of a wide convolution is in bfloat16 here;
-    None where it fails.
-
-    Tried in a process of its own: some virtual machines announce a unit (AMX) that they do not let a program
-    use, and whoever uses it is ended.
-    """
-    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    return float(probe.stdout) if probe.returncode == 0 else None
-
-
-def check_bfloat16() -> None:
-    """ValueError where steps in bfloat16 would end the process."""
-    if bfloat16_gain() is None:
-        raise ValueError(
-            "precision 'bfloat16' fails on this processor: the nearest is 'float32', or set "
-            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment where AMX is announced but not allowed"
-        )

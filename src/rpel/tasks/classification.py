@@ -22,7 +22,7 @@ from rpel.models import flatten, shapes
 from rpel.randomness import draws, key
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.batches import Examples, Shards, Trigger
-from rpel.tasks.checks import check_bfloat16, check_classes, check_fit, check_module, first_line, refusal
+from rpel.tasks.checks import check_classes, check_fit, check_module, first_line, refusal
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.dropout import altered
 from rpel.tasks.linear import LinearEngine, recognise
@@ -77,7 +77,6 @@ class Classification:
         trigger: Trigger | None = None,
         tests: Sequence[Integers] | None = None,
         fast: bool = True,
-        precision: str = "float32",
     ) -> None:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
         self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
@@ -85,18 +84,14 @@ class Classification:
         self.module = _copied(module) if isinstance(module, nn.Module) else _made(module, seed)
         self.d = sum(parameter.numel() for parameter in self.module.parameters())
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
-        if precision == "bfloat16" and torch.device(device).type == "cpu":
-            check_bfloat16()
-        self.engine = self._engine(
-            torch.device(device), fast and precision == "float32", precision == "bfloat16"
-        )
+        self.engine = self._engine(torch.device(device), fast)
         if not self.engine.accuracy and not self.metrics:
             self.metrics = {"loss": Metric(self.loss, higher_is_better=False)}
             self.engine.metrics = tuple(self.metrics.values())
         self.tests = tests
 
-    def _engine(self, device: torch.device, fast: bool, brief: bool) -> Engine:
-        """The fastest engine that knows this network; brief: one that trains in bfloat16."""
+    def _engine(self, device: torch.device, fast: bool) -> Engine:
+        """The fastest engine that knows this network."""
         fast, dataset = fast and device.type == "cpu", self.examples.dataset
         known = fast and self.loss is F.cross_entropy and not self.metrics and _plain(dataset)
         layers, shape = recognise(self.module) if known else None, dataset.shape
@@ -106,7 +101,7 @@ class Classification:
         named = tuple(self.metrics.values())
         probe, targets = self.probe()
         try:
-            plain = AutogradEngine(self.module, self.loss, probe, device, named, brief)
+            plain = AutogradEngine(self.module, self.loss, probe, device, named)
         except Exception as error:  # the module's code may be anything
             raise refusal(error, probe) from error
         plain.accuracy = check_fit(plain, self.module, self.metrics, dataset, probe, targets)

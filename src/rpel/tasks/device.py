@@ -25,7 +25,6 @@ from rpel.backend.torch import Torch
 from rpel.data import trees
 from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
 from rpel.tasks.batches import Examples
-from rpel.tasks.checks import check_bfloat16
 from rpel.tasks.classification import Classification
 from rpel.tasks.dropout import altered, with_dropout
 from rpel.tasks.task import Engine, Own
@@ -89,14 +88,6 @@ def with_unfolding(module: nn.Module) -> nn.Module:
     return module
 
 
-def _normalise_in_float(module: nn.Module) -> None:
-    """Let layers that normalise take float32 where the others make bfloat16:
-    `vmap` knows no mixture there."""
-    for layer in module.modules():
-        if isinstance(layer, (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)):
-            layer.register_forward_pre_hook(lambda layer, given: (given[0].float(), *given[1:]))
-
-
 class ManyAtOnce(VmapEngine):
     """Gradients and outputs of many nodes on a device; unfold: with convolutions as matrix products."""
 
@@ -111,8 +102,6 @@ class ManyAtOnce(VmapEngine):
             self.own.masks = []
             copied = copy.deepcopy(self.module)
             copied = with_unfolding(copied) if self.unfold else copied
-            if self.brief:
-                _normalise_in_float(copied)
             self.own.module = with_dropout(copied, lambda p: self._layer(p, self.own.masks))
         self.own.module.train(train)
         return self.own.module, self.own.masks
@@ -137,12 +126,7 @@ class NodeByNode(AutogradEngine):
 
     def __init__(self, plain: AutogradEngine, arrays: Torch) -> None:
         Engine.__init__(self, plain.loss, plain.metrics)
-        self.module, self.device, self.brief, self.serial = (
-            plain.module,
-            torch.device(arrays.device),
-            False,
-            True,
-        )
+        self.module, self.device, self.serial = plain.module, torch.device(arrays.device), True
         self.hidden, self.noisy, self.accuracy, self.wide = (
             plain.hidden,
             plain.noisy,
@@ -211,11 +195,8 @@ class DeviceTask(Classification):
     """
 
     def __init__(self, arrays: Torch, *given: Any, **named: Any) -> None:
-        self.brief = named.pop("precision", "float32") == "bfloat16"
         # what does not fit together is refused there, on the host
         super().__init__(*given, **named, fast=False)
-        if self.brief and arrays.main:
-            check_bfloat16()
         self.arrays, self.plain = arrays, cast(AutogradEngine, self.engine)
         self.data = DeviceExamples(self.examples, arrays)
         self.use(self._steps())
@@ -247,7 +228,6 @@ class DeviceTask(Classification):
             self.engine.own = Own()  # copies of the network that are laid out for this precision
         else:
             self.engine = NodeByNode(self.plain, self.arrays)
-        self.engine.brief = self.brief
         self.scored = (
             1 if alone else max(1, min(_MOST, budget // (4 * (values * self.engine.block + self.d))))
         )

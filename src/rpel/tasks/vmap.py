@@ -10,7 +10,6 @@ Invariants:
 import copy
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rpel.data import trees
-from rpel.tasks.autograd import Arguments, AutogradEngine, Copy, in_brief
+from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
 from rpel.tasks.dropout import dropout_mask, with_dropout
 from rpel.tasks.task import Engine, Loss, Metric, parts, shortened
 from rpel.types import Integers
@@ -89,10 +88,7 @@ def _with_other(values: Tensor) -> Tensor:
 
 
 class VmapEngine(Engine):
-    """Gradients of a module and any loss(output, target), many nodes at once; brief:
-    as :class:`AutogradEngine`."""
-
-    brief = False
+    """Gradients of a module and any loss(output, target), many nodes at once."""
 
     def __init__(self, module: nn.Module, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
         super().__init__(loss, metrics)
@@ -124,8 +120,7 @@ class VmapEngine(Engine):
         ) -> Any:
             given[:] = masks
             state = {name: value.clone() for name, value in state.items()}  # BatchNorm writes into it
-            call = partial(functional_call, module, ({**trained, **rest}, state), *self.arguments(batch))
-            output = in_brief(call, x.device.type, self.brief and train, cached=False)
+            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(batch))
             return self.loss(output, target), state
 
         rest = {name: parameters.pop(name) for name in self.frozen}

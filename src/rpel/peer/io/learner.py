@@ -462,7 +462,7 @@ class TorchLearner:
 
 
 def _array(buffer: torch.Tensor) -> NDArray[Any]:
-    """A buffer as NumPy has it; kinds of numbers that it does not know, such as bfloat16, as float32."""
+    """A buffer as NumPy has it; kinds of numbers that it does not know, such as float8, as float32."""
     try:
         return buffer.detach().cpu().numpy()
     except TypeError:

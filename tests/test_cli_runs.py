@@ -152,23 +152,13 @@ def test_runs_tells_finished_unfinished_and_broken_runs(
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_ls_says_what_was_edited_after_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = simulate(**TINY, out=tmp_path).path
-    assert path is not None
-    (path / "metrics.jsonl").write_text((path / "metrics.jsonl").read_text().replace("0.", "0.9", 1))
-    (row,) = json.loads(rpel("runs", str(tmp_path), "--json", capsys=capsys)[0])
-    assert row["edited"] == ["metrics.jsonl"]
-    assert "edited: metrics.jsonl" in " ".join(rpel("runs", str(tmp_path), capsys=capsys)[0].split())
-
-
 def test_foreign_run_is_listed_without_terminal_commands(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(next((kept / "finished").iterdir()), tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b\x1b[2J")
-    spec, seal = tmp_path / "b\x1b[2J" / "spec.toml", tmp_path / "b\x1b[2J" / "seal.json"
+    spec = tmp_path / "b\x1b[2J" / "spec.toml"
     spec.write_text(re.sub("(?m)^attack = .*", lambda _: 'attack = "foe\\u001b[2K\\n"', spec.read_text()))
-    seal.write_text(json.dumps({"\x1b[8m": ""}))
     shutil.copytree(tmp_path / "a", tmp_path / "c\x1b[2J")
     (tmp_path / "c\x1b[2J" / "certificate.json").unlink()
     runs, page = [str(path) for path in sorted(tmp_path.iterdir())], str(tmp_path / "page.html")

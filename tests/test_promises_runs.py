@@ -1,7 +1,6 @@
 """What a run's folder, its certificate and its name promise, and that several processes keep it."""
 
 import fcntl
-import logging
 import math
 import os
 import shutil
@@ -104,20 +103,6 @@ def code_of(top: Path) -> str:
 
 
 # --- the folder ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["counts.npz", "models.safetensors"])
-def test_file_that_is_gone_from_a_finished_run_is_noticed(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tiny(tmp_path, rounds=1).path
-    assert path is not None
-    with caplog.at_level(logging.WARNING, "rpel"):
-        rpel.load(path)
-        assert not caplog.messages
-        (path / name).unlink()
-        rpel.load(path)
-    assert [message for message in caplog.messages if "edited" in message and name in message]
 
 
 def test_changed_float_test_data_makes_another_run(tmp_path: Path) -> None:

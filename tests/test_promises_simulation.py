@@ -10,10 +10,10 @@ import pytest
 from rpel import data
 from rpel.attacks import Attack
 from rpel.backend import compiled
-from rpel.graphs import Graph
 from rpel.randomness import stream
 from rpel.simulation.api import simulate
 from rpel.simulation.delivery import Roster
+from rpel.simulation.methods import resolve
 from support.plain import PARAMETERS, Case, examples, gradient, hostile, network
 from support.runs import TINY, tiny
 
@@ -47,9 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
 def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp_path: Path) -> None:
     result = Case(fields).run(tmp_path)
-    graph = result.path / "graph.npz"
-    adjacency = Graph(Case(fields)["nodes"], np.load(graph)["pairs"]).adjacency if graph.is_file() else None
-    expected = Case(fields, adjacency)
+    _, _, graph = resolve(result.spec).network
+    expected = Case(fields, None if graph is None else graph.adjacency)
     arrays = np.load(result.path / "counts.npz")
     np.testing.assert_array_equal(arrays["counts"], expected.counts())
     np.testing.assert_array_equal(result.tensors["ids"], expected.honest(1))
@@ -141,19 +140,20 @@ def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nod
         "b_hat": 3,
         "seed": seed,
     }
-    path = Case(fields).run(tmp_path).path
-    graph = np.load(path / "graph.npz")
-    adjacency, chosen = Graph(12, graph["pairs"]).adjacency, list[int]()
+    result = Case(fields).run(tmp_path)
+    _, roster, graph = resolve(result.spec).network
+    assert graph is not None
+    adjacency, chosen = graph.adjacency, list[int]()
     for _ in range(3):
         reach = [
             -1 if i in chosen else sum(adjacency[i, j] and j not in chosen for j in range(12))
             for i in range(12)
         ]
         chosen.append(reach.index(max(reach)))
-    assert set(np.flatnonzero(graph["hostile"])) == set(chosen)
+    assert set(np.flatnonzero(roster.hostile(1))) == set(chosen)
     most = set(np.argsort(-adjacency.sum(axis=1), kind="stable")[:3].tolist())
     assert most != set(chosen)
-    assert np.load(path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]
+    assert np.load(result.path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]
 
 
 # --- once is enough -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 it works."""
 
 import csv
-import io
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -202,13 +200,13 @@ def test_dashed_curve_follows_the_node_that_ends_lowest(tmp_path: Path) -> None:
     assert [line["accuracy_lowest"] for line in lines] == ["", "0.35", "", "0.2"]
 
 
-@pytest.mark.parametrize("damage", ["none", "short", "nan", "text"])
+@pytest.mark.parametrize("damage", ["none", "nan", "text"])
 def test_run_without_node_metrics_shows_the_worst_of_each_round(tmp_path: Path, damage: str) -> None:
     path = put(tmp_path)
     if damage == "text":
         (path / "nodes.npz").write_text("no archive")
     elif damage != "none":
-        put_nodes(path, [[0.1, 0.2]] if damage == "short" else [[0.1, float("nan")], [0.2, 0.3]])
+        put_nodes(path, [[0.1, float("nan")], [0.2, 0.3]])
     (setting,) = group_runs(collect([tmp_path]).runs)
     assert setting.curve("accuracy_lowest").tolist() == setting.curve("accuracy_worst").tolist()
     assert "ends lowest (1 run without nodes.npz: the worst of each round)" in page(collect([tmp_path]))
@@ -286,29 +284,12 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
     (named / "spec.toml").write_text((named / "spec.toml").read_text().replace("quickstart", "<script>x"))
     unfinished = put(tmp_path, folder="<i>", seed=3)
     (unfinished / "certificate.json").unlink()
-    change(put(tmp_path, seed=4), "certificate.json", guarantee=HOSTILE)
     collection = collect([tmp_path])
-    assert (len(collection.runs), len(collection.unfinished), len(collection.broken)) == (1, 1, 2)
+    assert (len(collection.runs), len(collection.unfinished), len(collection.broken)) == (1, 1, 1)
     text = page(collection)
     assert text.count("<script") == 2
     assert not re.search(r"<(img|b|i)[\s>]", re.sub(r"<b>(Guarantee|The \w+):</b>", "", text))
     assert str(markupsafe.escape(HOSTILE)) in text
-
-
-def test_file_that_announces_more_than_any_memory_stops_nothing(tmp_path: Path) -> None:
-    put_nodes(put(tmp_path, seed=1), [[0.2, 0.1], [0.4, 0.3]])
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (2, 1 << 56)}
-    )
-    with zipfile.ZipFile(put(tmp_path, seed=2) / "nodes.npz", "w") as file:
-        file.writestr("accuracy.npy", header.getvalue())
-    assert [
-        bool(run.curves.quartiles) for run in sorted(collect([tmp_path]).runs, key=lambda run: run.spec.seed)
-    ] == [
-        True,
-        False,
-    ]
 
 
 def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
@@ -317,40 +298,29 @@ def test_unfinished_and_broken_folders_are_listed_and_stop_nothing(
     unfinished = put(runs, seed=7)
     (unfinished / "certificate.json").unlink()
     damaged: dict[str, tuple[str, str]] = {
-        "cut": ("metrics.jsonl", '{"round": 1'), "list": ("certificate.json", "[]"),
+        "cut": ("metrics.jsonl", '{"round": 1'), "bytes": ("certificate.json", "\x00"),
         "toml": ("spec.toml", "= 1"),
-        "nan": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("40", "NaN")),
-        "typed": ("certificate.json", json.dumps({"plan": {"pull": "many"}})),
-        "bytes": ("certificate.json", "\x00"),
-        "words": ("metrics.jsonl", (unfinished / "metrics.jsonl").read_text().replace("4000", '"=1+1"')),
     }  # fmt: skip
     for name, (file, content) in damaged.items():
         (put(runs, folder=name, seed=8) / file).write_text(content)
     (put(runs, folder="headless", seed=8) / "spec.toml").unlink()
-    damaged["digits"], digits = ("spec.toml", ""), put(runs, folder="digits", seed=8) / "spec.toml"
-    digits.write_text(re.sub("(?m)^seed = 8 ", f"seed = 8{'0' * 400} ", digits.read_text()))
     rpel_report(str(runs), "-o", str(tmp_path / "page.html"), "--json")
     out, err = capsys.readouterr()
     listing = json.loads(out)
     assert listing["runs"] == 8
     assert listing["unfinished"] == [str(unfinished)]
     assert set(listing["broken"]) == {str(runs / name) for name in [*damaged, "headless"]}
-    assert len(err.splitlines()) == 10
+    assert len(err.splitlines()) == 5
     text = (tmp_path / "page.html").read_text()
     assert f"rpel resume runs/{unfinished.name}" in text
     assert "4 of 4 rounds" in text
     assert text.count('class="run"') == 8
 
 
-def test_report_drops_unexpected_values_of_a_run(tmp_path: Path) -> None:
-    name = os.fsdecode(b"\xff")  # a folder's name need not be Unicode
-    path = put(tmp_path / "runs", folder=name)
-    text = (path / "metrics.jsonl").read_text()
-    (path / "metrics.jsonl").write_text(text.replace('{"round": 2', '{"extra": "x", "round": 2'))
-    put(tmp_path / "runs", seed=1)
+def test_folder_whose_name_is_not_unicode_is_reported(tmp_path: Path) -> None:
+    put(tmp_path / "runs", folder=os.fsdecode(b"\xff"))
     rpel_report(str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "all.csv"))
-    assert (tmp_path / "page.html").read_text().count('class="run"') == 2
-    assert "extra" not in (tmp_path / "all.csv").read_text().splitlines()[0]
+    assert (tmp_path / "page.html").read_text().count('class="run"') == 1
 
 
 def test_report_without_runs_names_the_path(tmp_path: Path) -> None:

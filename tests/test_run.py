@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -27,12 +28,11 @@ from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, Tick, resume, simulate
 from rpel.simulation.inputs import Objects
-from rpel.types import Seal
 from support.runs import TINY, CrashError, crash_after, differences, tiny
 
 FILES = {
-    "spec.toml", "metrics.jsonl", "certificate.json", "seal.json", "counts.npz", "nodes.npz",
-    "models.safetensors", "accuracy.svg", "checkpoint",
+    "spec.toml", "metrics.jsonl", "certificate.json", "counts.npz", "nodes.npz", "models.safetensors",
+    "checkpoint",
 }  # fmt: skip
 EVALUATED = COLUMNS[1:8]
 
@@ -269,7 +269,7 @@ def test_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(RunFolder, "write_json", write)
     tiny(tmp_path)
-    assert FILES - {"certificate.json", "seal.json"} <= there[0]
+    assert FILES - {"certificate.json"} <= there[0]
     assert "certificate.json" not in there[0]
 
 
@@ -385,30 +385,24 @@ def test_run_reads_its_files_lazily(finished: Result, tmp_path: Path) -> None:
     for name in ("models.safetensors", "nodes.npz"):
         (path / name).unlink()
     assert loaded.accuracy_mean == finished.accuracy_mean
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"models\.safetensors is missing"):
         _ = loaded.models
 
 
-def test_finished_run_folder_is_sealed_and_edits_are_reported(
-    finished: Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "certificate.json", "nodes.npz", "models.safetensors"])
+def test_missing_or_truncated_file_of_a_run_is_named(
+    name: str, damage: str, finished: Result, tmp_path: Path
 ) -> None:
     assert finished.path is not None
-    assert finished.seal is Seal.SEALED
-    assert RunFolder(finished.path).edited(whole=True) == (Seal.SEALED, [])
-    for name in sorted(FILES - {"checkpoint", "seal.json"}):
-        path = shutil.copytree(finished.path, tmp_path / name / finished.path.name)
-        content = (path / name).read_bytes()
-        (path / name).write_bytes(content + b"\n")
-        seal, changed = RunFolder(path).edited(whole=True)
-        assert (seal, name in changed) == (Seal.EDITED, True)
-    path = shutil.copytree(finished.path, tmp_path / "lr" / finished.path.name)
-    (path / "seal.json").unlink()
-    assert RunFolder(path).edited() == (Seal.NOT_SEALED, [])
-    (path / "spec.toml").write_text((path / "spec.toml").read_text().replace("lr = 0.1", "lr = 0.2"))
-    assert RunFolder(path).edited() == (Seal.EDITED, ["its name"])
-    caplog.clear()
-    Result.load(path)
-    assert "was edited after it was finished: its name" in caplog.text
+    path = shutil.copytree(finished.path, tmp_path / finished.path.name)
+    content = (path / name).read_bytes()
+    (path / name).unlink()
+    if damage == "truncated":
+        (path / name).write_bytes(content[: len(content) // 2])
+    said = "not finished" if (name, damage) == ("certificate.json", "missing") else str(path / name)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        [getattr(rpel.load(path), what) for what in ("history", "nodes", "models")]
 
 
 # --- own models, own data, seeds ----------------------------------------------------------------------------

@@ -98,10 +98,6 @@ class Graph:
             own[start : start + step] = 1.0 - rows.sum(axis=1)
         return own
 
-    def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """What is saved with a run: the pairs of neighbours, and what each node keeps of its own model."""
-        return {"pairs": self.pairs, "own_weights": self.own_weights}
-
     @property
     def edges(self) -> int:
         return len(self.pairs)

@@ -83,14 +83,6 @@ class Guarantee(StrEnum):
         }[self]
 
 
-class Seal(StrEnum):
-    """Whether a finished run folder is as the run left it; archives of a few of its files carry no digest."""
-
-    SEALED = "sealed"
-    EDITED = "edited"
-    NOT_SEALED = "not sealed"
-
-
 class Scale(StrEnum):
     """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds,
     full is the paper's."""

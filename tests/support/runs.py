@@ -24,7 +24,7 @@ def without_seconds(path: Path) -> list[dict[str, Any]]:
     return [{**json.loads(line), "seconds": 0} for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-FILES = "models.safetensors", "counts.npz", "nodes.npz", "accuracy.svg", "spec.toml", "certificate.json"
+FILES = "models.safetensors", "counts.npz", "nodes.npz", "spec.toml", "certificate.json"
 
 
 def differences(a: Path, b: Path) -> list[str]:

@@ -110,9 +110,8 @@ def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
         measured = {f"{run.key}_{end}": run.final[f"{run.key}_{end}"] for end in ("mean", "worst")}
         if run.measure != "accuracy":
             measured = {"measure": run.measure, **measured}
-        proof = {"held": run.certificate.held, "edited": list(run.edited)}
         known = {"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds}
-        rows.append(known | measured | proof)
+        rows.append(known | measured | {"held": run.certificate.held})
     rows += [
         {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds}
         for one in collection.unfinished
@@ -147,8 +146,7 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
     keys = [f"{prefix(measure)}_{word}" for word in ("mean", "worst")]
     ends = [number(row.get(key), ".4f") for key in keys]
     what += "" if measure == "accuracy" else f", {measure}"
-    edited = f"; edited: {', '.join(row['edited'])}" if row.get("edited") else ""
-    return name, Text(visible(f"{what}, seed {row['seed']}")) + Text(visible(edited), "red"), rounds, *ends
+    return name, visible(f"{what}, seed {row['seed']}"), rounds, *ends
 
 
 # --- compare ------------------------------------------------------------------------------------------------

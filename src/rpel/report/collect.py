@@ -1,4 +1,4 @@
-"""Run folders under some paths: the finished, the unfinished and the broken, each read once and checked."""
+"""Run folders under some paths: the finished, the unfinished and the broken, each read once."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from rpel.config.record import OWN
 from rpel.config.spec import Spec, load, load_folder, presets
 from rpel.runs.certificate import made_here
 from rpel.runs.folder import RunFolder, base_of
-from rpel.runs.record import DAMAGE, Run
+from rpel.runs.record import Run
 from rpel.text import value_text
 
 _MARKS = {"spec.toml", "metrics.jsonl"}
@@ -139,18 +139,10 @@ def _read(path: Path, name: str) -> Run | Unfinished | Broken:
             return Unfinished(path, name, spec, len(folder.metrics()))
         spec = spec.replace(pull=certificate.pull, b_hat=certificate.b_hat)
         run = Run(spec, path, certificate=certificate, place=name)
-        run.check()
-        _ = run.edited
+        _ = run.history
         return run
-    except DAMAGE as error:
-        return Broken(path, name, _reason(error, path, name))
-
-
-def _reason(error: BaseException, path: Path, name: str) -> str:
-    readable = isinstance(error, OSError | ValueError)
-    return (str(error) if readable else f"its files do not hold what a run writes: {error!r}").replace(
-        str(path), name
-    )
+    except (OSError, ValueError) as error:
+        return Broken(path, name, str(error).replace(str(path), name))
 
 
 # --- the command that makes a run again ---------------------------------------------------------------------

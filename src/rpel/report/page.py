@@ -313,8 +313,6 @@ def _certificate(run: Run, label: str, anchor: str) -> dict[str, Any]:
     verdict = "sampling within the plan" if run.certificate.held else "sampling beyond the plan"
     if run.survival.robustness is Robustness.NONE:
         verdict += ", rule not robust"
-    if run.edited:
-        verdict += f", edited after it had finished: {', '.join(run.edited)}"
     return {
         "run": run,
         "label": label,

@@ -110,22 +110,6 @@ class Certificate(dict[str, Any]):
         keys = ("epsilon", "epsilon_median", "delta", "noise_multiplier")
         return None if spent is None else {key: float(spent[key]) for key in keys}
 
-    def check(self) -> None:
-        """An error where something is missing or of another kind than a run writes."""
-        numbers = [
-            self.pull,
-            self.b_hat,
-            self.max_observed,
-            self.violations_total,
-            self.threads,
-            *self.histogram,
-        ]
-        for number in (*numbers, self.fraction, self.probability, self.confidence):
-            float(number)  # OverflowError: a page could not sort by it
-        if min(self.histogram, default=0) < 0:
-            raise ValueError("certificate.json counts less than nothing")
-        _ = self.guarantee, self.violations, self.versions, self.data, self.privacy
-
 
 def certificate(
     plan: Mapping[str, Any],

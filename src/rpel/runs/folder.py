@@ -3,13 +3,11 @@ so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
 
 Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except
 metrics.jsonl, which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for
-TensorBoard; seal.json has a digest of every other file; certificate.json comes last, so a folder that has one
-is finished; one process at a time writes a folder, but for the rows of a checkpoint,
-which count only when the checkpoint itself names them.
+TensorBoard; certificate.json comes last, so a folder that has one is finished; one process at a time writes
+a folder, but for the rows of a checkpoint, which count only when the checkpoint itself names them.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
@@ -22,12 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.config.spec import load_folder, spec_hash
 from rpel.files import atomic, locked
 from rpel.runs.certificate import Certificate
 from rpel.runs.columns import Row
 from rpel.runs.journal import EVENTS, Events, Journal, lines, read_rows, remove_events
-from rpel.types import Seal
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -63,6 +59,16 @@ def is_by_row(key: str) -> bool:
     [True, True, False, False]
     """
     return key == "x" or key.startswith(("local.", "outer.", "chosen", "network.rows."))
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn a failure to read a file of a finished run into one ValueError that names the file."""
+    try:
+        yield
+    except Exception as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise ValueError(f"{path} {reason}: copy the folder anew, or repeat the run with --force") from error
 
 
 class RunFolder:
@@ -135,15 +141,16 @@ class RunFolder:
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        with np.load(self.path / name, allow_pickle=False) as file:
-            return dict(file)
+        with readable(self.path / name):
+            return _arrays(self.path / name)
 
     def certificate(self) -> Certificate | None:
         """The certificate of a finished run; None while it is not finished."""
-        try:
-            return Certificate(json.loads((self.path / "certificate.json").read_text("utf-8")))
-        except FileNotFoundError:
+        path = self.path / "certificate.json"
+        if not path.exists():
             return None
+        with readable(path):
+            return Certificate(json.loads(path.read_text("utf-8")))
 
     def code(self) -> str | None:
         """The digest of the code that finished the run or wrote its newest checkpoint; None before that."""
@@ -155,42 +162,6 @@ class RunFolder:
             with damage, path.open("rb") as file, np.load(file, allow_pickle=False) as state:
                 return str(state["run.code"])
         return None
-
-    # --- the seal ---
-
-    def certify(self, certificate: Mapping[str, Any]) -> None:
-        """Finish the folder: seal.json with a digest of every file, also of the certificate,
-        then certificate.json."""
-        text = json.dumps(certificate, indent=2, allow_nan=False) + "\n"
-        digests = {path.name: _sha256(path) for path in sorted(self.path.iterdir()) if _is_result(path)}
-        digests["certificate.json"] = hashlib.sha256(text.encode()).hexdigest()
-        self.write_json("seal.json", digests)
-        self.write_text("certificate.json", text)
-
-    def edited(self, whole: bool = False) -> tuple[Seal, list[str]]:
-        """Whether the finished folder is as the run left it, and what is not: files, or its name.
-
-        The models, which can be most of what there is, are read only with ``whole``.
-        """
-        changed = [] if self._named_by_hash() else ["its name"]
-        try:
-            digests: dict[str, str] = json.loads((self.path / "seal.json").read_text("utf-8"))
-        except FileNotFoundError:
-            return Seal.EDITED if changed else Seal.NOT_SEALED, changed
-        for name, digest in digests.items():
-            path = self.path / name
-            skipped = path.suffix == ".safetensors" and not whole and path.is_file()
-            if not skipped and (not path.is_file() or _sha256(path) != digest):
-                changed.append(name)
-        return Seal.EDITED if changed else Seal.SEALED, changed
-
-    def _named_by_hash(self) -> bool:
-        """Whether the hash in the folder's name, if it has one,
-        is that of its spec.toml and its certificate's data."""
-        certificate, named = self.certificate(), hash_of(self.path.resolve().name)
-        if certificate is None or named is None:
-            return True
-        return spec_hash(load_folder(self.path), certificate["data"], certificate["objects"]) == named
 
     # --- metrics.jsonl ---
 
@@ -291,12 +262,3 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Every array of a file, its CRC checked."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
         return dict(content)
-
-
-def _is_result(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".") and path.name != "seal.json"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,9 +2,7 @@
 and `RunSet` for several seeds."""
 
 import copy
-import logging
 import math
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,45 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel import charts, plots
+from rpel import plots
 from rpel.config.record import OWN
 from rpel.config.spec import Spec, load_folder
 from rpel.runs.certificate import Certificate, Robustness, Survival, survival
 from rpel.runs.columns import (
-    COLUMNS,
     METRIC,
     Role,
     Row,
-    When,
     column,
     ends,
     headline,
     is_evaluated,
     measures,
-    names,
     prefix,
 )
-from rpel.runs.folder import RunFolder
+from rpel.runs.folder import RunFolder, readable
 from rpel.runs.journal import number
 from rpel.runs.table import Table
-from rpel.types import Seal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
 Floats = NDArray[np.float64]
-log = logging.getLogger("rpel")
 Arrays = dict[str, NDArray[Any]]
-DAMAGE = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
-    MemoryError,
-)  # fmt: skip
-"""What reading a folder raises that does not hold what a run writes."""
-_EVALUATED = names(when=When.EVALUATED)
-_ACCURACIES = tuple(key for key in _EVALUATED if key.startswith("accuracy"))
-# these may overflow
-_ALWAYS = tuple(key for key in names(when=When.ALWAYS) if column(key).role is not Role.MEASURE)
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 
@@ -124,16 +108,13 @@ class Run(Finished):
 
     @staticmethod
     def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Run":
-        """The finished run in a folder; one that was edited afterwards is read with a warning."""
+        """The finished run in a folder."""
         folder = RunFolder(Path(path))
         spec = load_folder(folder.path)
         certificate = folder.certificate()
         if certificate is None:
             raise ValueError(f"{path} is not finished: rpel resume {path}")
-        run = Run(spec, folder.path, certificate=certificate, module=module, reused=reused)
-        if run.seal is Seal.EDITED:
-            log.warning("%s was edited after it was finished: %s", path, ", ".join(run.edited))
-        return run
+        return Run(spec, folder.path, certificate=certificate, module=module, reused=reused)
 
     # --- what there is ---
 
@@ -145,7 +126,14 @@ class Run(Finished):
 
     @cached_property
     def history(self) -> Table:
-        return Table(self._folder.metrics())
+        rows = self._folder.metrics()
+        if len(rows) != self.spec.rounds:
+            raise ValueError(
+                f"{self.path}/metrics.jsonl holds {len(rows)} readable lines of {self.spec.rounds}: copy the "
+                "folder anew, or repeat the run with --force"
+            )
+        columns = dict.fromkeys(key for row in rows for key in row)  # a callback may add one now and then
+        return Table([dict.fromkeys(columns) | row for row in rows])
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -164,7 +152,9 @@ class Run(Finished):
         where there are buffers."""
         from safetensors.numpy import load_file
 
-        tensors: dict[str, NDArray[Any]] = load_file(self._folder.path / "models.safetensors")
+        path = self._folder.path / "models.safetensors"
+        with readable(path):
+            tensors: dict[str, NDArray[Any]] = load_file(path)
         return tensors
 
     @property
@@ -209,20 +199,6 @@ class Run(Finished):
         dataset = data.load(self.spec.dataset, self.spec.data_dir)
         return models.model(self.spec.model, dataset.shape, dataset.classes, seed=self.spec.seed)
 
-    @cached_property
-    def _edited(self) -> tuple[Seal, list[str]]:
-        return (Seal.NOT_SEALED, []) if self.path is None else RunFolder(self.path).edited()
-
-    @property
-    def seal(self) -> Seal:
-        """Whether the run folder is as the run left it."""
-        return self._edited[0]
-
-    @property
-    def edited(self) -> tuple[str, ...]:
-        """What was changed after the run had finished: files, or its name."""
-        return tuple(self._edited[1])
-
     @property
     def name(self) -> str:
         """Of its folder."""
@@ -260,9 +236,9 @@ class Run(Finished):
 
     @property
     def well(self) -> bool:
-        """As the run left it, the sampling within a plan that applies, the rule not known to be fragile."""
+        """Whether the sampling stayed within a plan that applies, and the rule is not known to be fragile."""
         sampled = self.certificate.held and self.certificate.guaranteed
-        return not self.edited and sampled and self.survival.robustness is not Robustness.NONE
+        return sampled and self.survival.robustness is not Robustness.NONE
 
     # --- its curves ---
 
@@ -288,10 +264,10 @@ class Run(Finished):
 
     @cached_property
     def curves(self) -> "Curves":
-        """What nodes.npz adds to the history, as far as it belongs to it; a report can do without."""
+        """What nodes.npz adds to the history; a report can do without."""
         try:
             return Curves.of(self)
-        except (*DAMAGE, zipfile.BadZipFile, EOFError):
+        except ValueError:
             return Curves({}, (), {})
 
     @property
@@ -316,17 +292,6 @@ class Run(Finished):
         """Accuracy, or :attr:`measure`, against rounds: mean, worst node, and the node that ends worst."""
         return _drawn(self, _title(self.spec), self._followed)
 
-    def picture(self) -> str:
-        """The same curves as an SVG document, without matplotlib."""
-        followed, ends = self._followed, "lowest" if self.more_is_better else "highest"
-        curves = {
-            "mean of the honest nodes": followed.mean(axis=1),
-            "worst node of each round": followed.min(axis=1) if self.more_is_better else followed.max(axis=1),
-            f"node that ends {ends}": self.lowest(),
-        }
-        label = _label(self) + ("" if self.more_is_better else " (less is better)")
-        return charts.picture(_title(self.spec), label, self.nodes["round"], curves)
-
     # --- in other forms ---
 
     def summary(self) -> dict[str, Any]:
@@ -348,14 +313,6 @@ class Run(Finished):
     def to_pandas(self) -> Any:
         """The history as a pandas DataFrame."""
         return self.history.to_pandas()
-
-    def check(self) -> None:
-        """An error, one of DAMAGE, where the files do not hold what a run writes."""
-        self.certificate.check()
-        for value in vars(self.spec).values():
-            if isinstance(value, int):
-                float(value)  # OverflowError: a page could not sort by it
-        object.__setattr__(self, "history", Table(_checked(self.history.rows(), self.spec.rounds)))
 
     def __repr__(self) -> str:
         held = "held" if self.certificate["held"] else "violated"
@@ -379,12 +336,8 @@ class Curves:
 
     @staticmethod
     def of(run: Run) -> "Curves":
-        """From nodes.npz; ValueError if that does not belong to the rounds evaluated,
-        round 0 before them or not."""
+        """From nodes.npz; ValueError if a node's metric overflowed."""
         followed, at = np.asarray(run._followed, np.float64), run.nodes["round"].tolist()
-        rounds = [row["round"] for row in run.evaluated]
-        if at not in (rounds, [0, *rounds]) or followed.shape != (len(at), followed.shape[1]):
-            raise ValueError("nodes.npz does not belong to metrics.jsonl")
         if not np.isfinite(followed).all():
             raise ValueError("nodes.npz has values that are no numbers")
         lowest = run.lowest().tolist()
@@ -394,32 +347,6 @@ class Curves:
         ends = np.quantile(followed[-1], (0, 0.25, 0.5, 0.75, 1)).tolist()
         start = dict(zip(columns, first, strict=True)) if not at[0] else {}
         return Curves(dict(zip(at, lowest, strict=True)), tuple(ends), start)
-
-
-def _checked(rows: list[Row], rounds: int) -> list[Row]:
-    """The rows, all of them there, with numbers where numbers belong and nothing else."""
-    if len(rows) != rounds:
-        raise ValueError(f"metrics.jsonl holds {len(rows)} good lines of {rounds} rounds")
-    undeclared = list(dict.fromkeys(key for row in rows for key in row if key not in COLUMNS))
-    others = [key for key in undeclared if all(row.get(key) is None or is_number(row[key]) for row in rows)]
-    if not is_evaluated(rows[-1]):
-        raise ValueError("the last round of metrics.jsonl was not evaluated")
-    for row in rows:
-        accuracies = () if row["accuracy_mean"] is None else _ACCURACIES
-        for key in COLUMNS:
-            value = row.get(key)
-            if not is_number(value) and (value is not None or key in (*_ALWAYS, *accuracies)):
-                raise ValueError(f"metrics.jsonl has {key} {value!r} in round {row['round']}")
-    return [{key: row.get(key) for key in (*COLUMNS, *others)} for row in rows]
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number.
-
-    >>> [is_number(value) for value in (1, 0.5, float("nan"), True, "1", None)]
-    [True, True, False, False, False, False]
-    """
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class RunSet(Finished):

@@ -313,7 +313,7 @@ def load(path: str | Path | None, model: nn.Module | None = None) -> Run:
     """The result of a finished run, from its folder.
 
     path: the run folder. model: the network, where it came from Python and :meth:`rpel.Run.model` is to be
-    called. A folder that was edited after the run is read, with a warning that names what was changed.
+    called.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

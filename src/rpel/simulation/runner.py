@@ -120,9 +120,6 @@ class Run:
         folder.write_text(
             "spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None))
         )
-        if self.simulation.graph is not None:
-            hostile = self.simulation.roster.hostile(1)
-            folder.write_arrays("graph.npz", {**self.simulation.graph.arrays(), "hostile": hostile})
 
     # --- the end ---
 
@@ -197,6 +194,5 @@ class Run:
         folder.write_tensors("models.safetensors", result.tensors)
         folder.write_arrays("nodes.npz", result.nodes)
         folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": honest})
-        folder.write_text("accuracy.svg", result.picture())
-        folder.certify(result.certificate)
+        folder.write_json("certificate.json", result.certificate)
         folder.finish()

@@ -15,7 +15,6 @@ SMALL: dict[str, Any] = {
     "batch_size": 10, "partition": "iid",
 }  # fmt: skip
 ASKED: dict[str, dict[str, Any]] = {
-    "memory": {"memory": 2, "pull": 4},
     "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.3"},
     "wire": {"wire": "int8"},
     "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "target_delta": 1e-3},
@@ -25,7 +24,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "workers": {"workers": 2},
 }
 REFUSED = {
-    ("memory", "asynchronous"): "asynchronous does not go with memory 2: the nearest is memory 1",
     ("asynchronous", "wire"): "asynchronous does not go with wire int8: the nearest is wire float32",
     ("asynchronous", "privacy"): "fast nodes would spend more privacy",
     ("asynchronous", "workers"): "needs a network whose nodes are computed one by one",

@@ -53,7 +53,7 @@ CASES: list[dict[str, Any]] = [
     {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
     {"optimizer": "adamw", "lr": 0.01, "local_steps": 2, "outer": "nesterov"},
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
-    {"memory": 3, "pull": 5, "rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
+    {"rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
     *(
         {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
         for name, m in METHODS.items()
@@ -64,7 +64,6 @@ CASES: list[dict[str, Any]] = [
     # shards sent in pieces
     {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},
     MANY,
-    {"memory": 2, "pull": 6, "rounds": 4},
     {
         "asynchronous": True,
         "speeds": "lognormal:0.3+stragglers:0.3,4",

@@ -171,7 +171,7 @@ MEANT = {
     "model": "mlp", "dataset": "mnist", "consistent": True, "graph": "honest-first",
     "placement": "adversarial", "device": "cuda", "max_grad_norm": 1.0,
     "noise_multiplier": 1.0, "target_epsilon": 1.0, "target_delta": 1e-5,
-    "wire": "int8", "backend": "torch", "memory": 2, "asynchronous": True, "speeds": "lognormal:0.3",
+    "wire": "int8", "backend": "torch", "asynchronous": True, "speeds": "lognormal:0.3",
     "jitter": 0.1, "latency": 0.2,
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "checkpoint_every": 1,
@@ -183,7 +183,6 @@ NEEDED: dict[str, Any] = {
     "optimizer_params": {"optimizer": "adam"},
     **{key: {"outer": "nesterov"} for key in ("outer_lr", "outer_momentum")},
     **{key: {"asynchronous": True} for key in ("jitter", "latency")},
-    "memory": {"pull": 9},
 }
 
 

@@ -4,7 +4,7 @@
     N] python tools/privacy_results.py [RUNS …]
 
 The first trains under every ε, attack and rule (the seeds after the first with the first rule only), then
-with memory and with more local steps, and lets a curious member guess the examples of one node, beside every
+with more local steps, and lets a curious member guess the examples of one node, beside every
 ε. Finished runs stay in RUNS, so that the command goes on where it stopped. The second keeps their small
 files in docs/results/privacy/runs.tar.xz and writes the page's tables from what is kept and from nothing
 else: without arguments the page stays as it is. A table stands between <!-- NAME --> and <!-- end -->.
@@ -33,7 +33,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "strongest(of=alie)": {"attack": "strongest", "attack_params": {"of": "alie"}},
 }  # fmt: skip
 RULES = ("nnm+trimmed_mean", "monna", "mean")
-VARIANTS: dict[str, dict[str, Any]] = {"memory = 2": {"memory": 2}, "3 local steps": {"local_steps": 3}}
+VARIANTS: dict[str, dict[str, Any]] = {"3 local steps": {"local_steps": 3}}
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ def rows_of(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def matches(run: KeptRun, fields: dict[str, Any]) -> bool:
     """Whether a kept run is that of these keywords, whatever its seed."""
-    asked = {"target_epsilon": None, "attack_params": None, "memory": 1, "local_steps": 1} | fields
-    keys = ("name", "rule", "attack", "attack_params", "target_epsilon", "memory", "local_steps", "rounds")
-    usual = {"memory": 1, "local_steps": 1}
+    asked = {"target_epsilon": None, "attack_params": None, "local_steps": 1} | fields
+    keys = ("name", "rule", "attack", "attack_params", "target_epsilon", "local_steps", "rounds")
+    usual = {"local_steps": 1}
     return all((run.spec.get(key, usual.get(key)) or None) == (asked.get(key) or None) for key in keys)
 
 

@@ -5,12 +5,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
 from rpel.backend.base import Backend, backend
-from rpel.backend.moving import Moving
 from rpel.rules import RoundContext, Rule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
@@ -146,11 +145,7 @@ def aggregate(
     Non-finite models are looked for here, once, unless it was done before, and the rule is told.
     """
     kernels, context = kernels or backend("numba"), context or rule.context
-    if received.moves is not None:
-        kernels = cast(Backend, Moving(kernels, received.moves))
-    known = (
-        received.finite if received.finite is not None and received.moves is None else np.empty(0, np.bool_)
-    )
+    known = np.empty(0, np.bool_) if received.finite is None else received.finite
     finite = np.concatenate([known, np.asarray(kernels.finite_rows(received.table[len(known) :]))])
     present = received.index >= 0
     usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end

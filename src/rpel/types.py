@@ -113,29 +113,9 @@ class Health(StrEnum):
 
 
 @dataclass(frozen=True)
-class Moves:
-    """Remembered answers, moved along with the node that remembers them; row r is past[base[r]] + (x[own[r]]
-    − past[back[r]]).
-
-    x is the table beside which they stand, past (p, d) what earlier rounds left: base (r,) the answers, back
-    (r,) the half-steps that the node had then; largest (p,) the largest absolute value of each row of past, ∞
-    if not finite, and now (n,) the same of x, where somebody has looked already.
-    """
-
-    past: Models
-    own: Integers
-    base: Integers
-    back: Integers
-    largest: Floats
-    now: Floats | None = None
-
-
-@dataclass(frozen=True)
 class Received:
     """What the network returned: a table of models and, for each node, the rows it has (h, m), own first,
     −1 absent.
-
-    ``moves`` are remembered answers, which the index names as rows behind the table.
 
     ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for
     the one baseline that is told; ``met`` (h,) counts the hostile peers that each node asked. ``finite`` (k,)
@@ -148,7 +128,6 @@ class Received:
     weights: Floats | None = None
     hostile: NDArray[np.bool_] | None = None
     met: Integers | None = None
-    moves: Moves | None = None
     finite: NDArray[np.bool_] | None = None
 
 

@@ -46,12 +46,7 @@ def cases() -> dict[str, Fields]:
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"},
         "uniform": {"output": "uniform"}, "local-steps": {"local_steps": 2},
         "exposed": {"attack_params": {"targeting": "most-exposed"}}, "network-many": {"model": NETWORK},
-        "network-alone": {"model": NETWORK}, "memory": {"memory": 2, "pull": 5, "rule": "nnm+trimmed_mean"},
-        "memory-int8": {"memory": 2, "pull": 5, "wire": "int8"},
-        "memory-krum": {"memory": 3, "pull": 3, "rule": "krum", "attack": "foe"},
-        "memory-ahead": {
-            "memory": 2, "pull": 5, "attack": "strongest", "attack_params": {"evaluations": 3, "ahead": 1},
-        },
+        "network-alone": {"model": NETWORK},
         "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.5"},
         "asynchronous-fang": {
             "asynchronous": True, "speeds": "stragglers:0.3,3", "attack": "fang", "outer": "nesterov",

@@ -12,16 +12,12 @@ honest peers sent. No Python loop over victims.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rpel.attacks.lookahead import NextRound, next_round
 from rpel.attacks.traits import Poison, declare, traits_of
 from rpel.attacks.view import View
-from rpel.backend.base import Backend
-from rpel.backend.moving import Moving
 from rpel.randomness import key, stream
 from rpel.types import Floats, Integers, Models
 
@@ -299,20 +295,17 @@ def _searched(parameters: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
 
 
 @declare(per_victim=True, needs={"own", "rule"}, searches=True, parts=_searched)
-def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16, ahead: int = 0) -> Models:
+def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
     """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
 
     Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual
     rule; of a vector that goes to several victims (the view's audience) it is the mean over them, each taken
     to meet it as often as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +),
-    or "all". What is found is a lower bound of the worst. ``ahead=1``, against nodes that remember: the harm
-    expected of the next round is added, in which they aggregate this round's answers again
-    (:mod:`rpel.attacks.lookahead`).
+    or "all". What is found is a lower bound of the worst.
     """
     if view.rule is None:
         raise ValueError("strongest needs the victim's rule")
     searched, honest = _searched({"of": of}), _honest_mean(view)
-    later = next_round(view) if ahead else None
     most, kept = np.full(view.victims, -1.0), view.out
     if len(searched) > 1:
         kept = view.kernels.empty(view.victims, view.out)
@@ -320,7 +313,7 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
         factor = FACTORS[name]
 
         def harm(a: Floats, forge: Any = forge, factor: str = factor) -> Floats:
-            return _harm(view, forge(view, **{factor: a}), honest, later)
+            return _harm(view, forge(view, **{factor: a}), honest)
 
         best, reached = _search(harm, view.victims, evaluations)
         forged = forge(view, **{factor: best})
@@ -331,25 +324,16 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     return kept
 
 
-def _harm(view: View, forged: Models, honest: Models, later: NextRound | None = None) -> Floats:
-    """(v,) how far the forged rows move the aggregates from the honest means (v, d);
-    with the next round's added."""
+def _harm(view: View, forged: Models, honest: Models) -> Floats:
+    """(v,) how far the forged rows move the aggregates from the honest means (v, d)."""
     table = view.with_forged(forged)
     if view.audience is None:
-        z = _aggregated(view, table)
-        return _moved(view, z, honest) + (0 if later is None else _harm_later(view, z, later))
+        return _moved(view, _aggregated(view, table), honest)
     harm, heard = np.zeros(view.victims), view.audience >= 0
     for sent in np.flatnonzero(heard.any(axis=1)).tolist():
         to = view.audience[sent, heard[sent]]
         harm[sent] = _moved(view, _aggregated(view, table, to, sent), view.kernels.take(honest, to)).mean()
     return harm
-
-
-def _harm_later(view: View, z: Models, later: NextRound) -> Floats:
-    """(v,) the same in the next round, in which the victims begin from z (v, d)."""
-    kernels, index, weights = later.windows(view.kernels, view.out, z)
-    aggregate = _by_rule(view, kernels, later.table, index, np.asarray(kernels.finite_rows(later.table)))
-    return _moved(view, aggregate, kernels.combine(later.table, index, weights))
 
 
 def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
@@ -431,34 +415,18 @@ def _aggregated(
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    kernels, finite = (
-        view.kernels,
-        np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])]),
-    )
-    if view.moves is not None:
-        kernels = cast(Backend, Moving(kernels, view.moves))
-        finite = np.asarray(kernels.finite_rows(table))
-    graph: dict[str, Any] = {} if weights is None else {"weights": weights[places], "hostile": forged}
-    return _by_rule(view, kernels, table, index, finite, places, **graph)
-
-
-def _by_rule(
-    view: View, kernels: Backend, table: Models, index: Integers, finite: NDArray[np.bool_],
-    places: Integers | None = None, **graph: NDArray[Any],
-) -> Models:  # fmt: skip
-    """(k, d) the rule on rows of a table, own first, for these victims (all);
-    who cannot aggregate keeps its own."""
-    assert view.rule is not None
+    finite = np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     if not able.any():
         return view.kernels.take(table, index[:, 0])
-    among = np.flatnonzero(able) if places is None else places[able]
+    graph: dict[str, Any] = (
+        {} if weights is None else {"weights": weights[places][able], "hostile": forged[able]}
+    )
     # a rule by itself: what it was told
     context = view.rule.context if view.context.ids is None else view.context
-    given: dict[str, Any] = {key: value[able] for key, value in graph.items()}
     aggregate: Models = view.rule.aggregate(
-        table, index[able], **given, kernels=kernels, context=context.among(among), finite=finite
+        table, index[able], **graph, kernels=view.kernels, context=context.among(places[able]), finite=finite
     )
     if able.all():
         return aggregate

@@ -80,11 +80,6 @@ class Attack:
         return self.traits.searches
 
     @property
-    def looks_ahead(self) -> bool:
-        """True when it counts what remembered answers do in the next round."""
-        return bool(self.parameters.get("ahead")) and self.searches
-
-    @property
     def built_in(self) -> bool:
         """Whether it is one of the library's own."""
         return ATTACKS.get(self.name) is self.function
@@ -284,9 +279,6 @@ def about() -> list[tuple[str, str]]:
 def _check_parameter(name: str, key: str, value: Any) -> None:
     if key == "of":
         families(value)
-    elif key == "ahead":
-        if value not in (0, 1):
-            raise ValueError(f"{name}: ahead is 0 or 1 rounds, not {value!r}")
     elif key == "direction":
         if value not in ("std", "unit", "sign"):
             raise ValueError(f"{name}: direction is std, unit or sign, not {value!r}")

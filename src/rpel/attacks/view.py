@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rpel.backend.base import Backend, backend
 from rpel.rules import RoundContext, Rule
-from rpel.types import Floats, Integers, Models, Moves
+from rpel.types import Floats, Integers, Models
 from rpel.wire import Wire
 
 
@@ -72,7 +72,6 @@ class View:
       audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1
                padded; a victim without any is one whose vector nobody sends
       wire     what models travel as: a forged row arrives as the vector that this code can say
-      remembered  (v, k) answers of earlier rounds that the victims aggregate, too: rows of ``moves``
     """
 
     table: Models
@@ -88,8 +87,6 @@ class View:
     graph: Integers | None = None
     audience: Integers | None = None
     wire: Wire = field(default_factory=Wire)
-    remembered: Integers | None = None
-    moves: Moves | None = None
 
     @property
     def victims(self) -> int:
@@ -189,10 +186,6 @@ class View:
         index = np.concatenate([self.own[:, None], others, np.where(times, forged[:, None], -1)], axis=1)
         order = np.argsort(index < 0, axis=1, kind="stable")[:, : int(self.counts.max(initial=1))]
         index = np.take_along_axis(index, order, axis=1)
-        if self.remembered is not None:
-            behind = np.where(self.remembered >= 0, len(self.table) + self.remembered, -1)
-            index = np.concatenate([index, behind], axis=1)
-            index = np.take_along_axis(index, np.argsort(index < 0, axis=1, kind="stable"), axis=1)
         if self.weights is None or self.hostile_weights is None:
             return index, None
         rest = np.concatenate(

@@ -59,7 +59,7 @@ from rpel.backend.plain import (
 )
 from rpel.backend.pool import set_threads, threads
 from rpel.backend.vectors import fetch, moments_of_rows, weigh_rows
-from rpel.types import Floats, Integers, Mix, Moves, Out
+from rpel.types import Floats, Integers, Mix, Out
 
 __all__ = [
     "add_deviations",
@@ -78,9 +78,7 @@ __all__ = [
     "distances_to",
     "empty",
     "finite_rows",
-    "gathered",
     "host",
-    "largest",
     "mean",
     "moments",
     "momentum_step",
@@ -392,51 +390,3 @@ def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> No
 def sum_columns(values: Floats) -> float:
     """The sum of (d,) values, block after block."""
     return float(np.add.reduceat(values, np.arange(0, len(values), _COLUMNS)).sum())
-
-
-# --- remembered rows (`moving`) ---
-
-
-@compiled
-def _largest(table: Floats, begin: int, end: int, out: Floats) -> None:
-    for i in range(begin, end):
-        most, odd = table.dtype.type(0), 0
-        for c in range(table.shape[1]):
-            value = abs(table[i, c])
-            most = max(most, value)
-            odd |= not (value < np.inf)
-        out[i] = np.inf if odd else most
-
-
-def largest(table: Floats) -> Floats:
-    out = np.empty(len(table))
-    pool.run(lambda begin, end: _largest(table, begin, end, out), len(table), small=table.size < _SMALL)
-    return out
-
-
-@compiled
-def _gathered(
-    table: Floats, past: Floats, own: Integers, base: Integers, back: Integers, rows: Integers, begin: int,
-    end: int, out: Floats,
-) -> None:  # fmt: skip
-    """out[i] = the row of number rows[i], of the table or moved, for i = begin … end − 1."""
-    n, d = table.shape
-    for i in range(begin, end):
-        r = rows[i] - n
-        if r < 0:
-            for c in range(d):
-                out[i, c] = table[rows[i], c]
-        else:
-            x, z, y = table[own[r]], past[back[r]], past[base[r]]
-            for c in range(d):
-                out[i, c] = y[c] + (x[c] - z[c])
-
-
-def gathered(moves: Moves, table: Floats, rows: Integers, out: Floats) -> Floats:
-    numbers = np.ascontiguousarray(rows, np.int64)
-
-    def work(begin: int, end: int) -> None:
-        _gathered(table, moves.past, moves.own, moves.base, moves.back, numbers, begin, end, out)
-
-    pool.run(work, len(numbers), small=out.size < _SMALL)
-    return out

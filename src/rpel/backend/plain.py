@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
-from rpel.types import Floats, Integers, Mix, Moves, Out
+from rpel.types import Floats, Integers, Mix, Out
 
 Operation = Literal["trimmed_mean", "median", "meamed"]
 OPERATIONS: tuple[Operation, ...] = ("trimmed_mean", "median", "meamed")
@@ -555,34 +555,6 @@ def top_direction(table: Floats, index: Integers, columns: Integers | None) -> F
     return np.asarray(np.linalg.eigh(x @ x.transpose(0, 2, 1))[1][:, :, -1] ** 2)  # of the Gram matrix
 
 
-# --- remembered rows (`moving`) ---
-
-
 def shares(x: Floats, other: Any) -> bool:
     """Whether the other one may lie in the memory of x."""
     return np.may_share_memory(x, other)
-
-
-def largest(table: Floats) -> Floats:
-    """(n,) the largest absolute value of each row, ∞ where one is not finite, on the host.
-
-    >>> largest(np.array([[1.0, -3.0], [0.0, np.nan]], np.float32))
-    array([ 3., inf])
-    """
-    most = np.abs(table).max(axis=1, initial=0.0).astype(np.float64)
-    return np.where(np.isfinite(most), most, np.inf)
-
-
-def gathered(moves: Moves, table: Floats, rows: Integers, out: Floats) -> Floats:
-    """(r, d) the rows of these numbers, those of the table and, behind them, moved ones, into ``out``.
-
-    >>> past, table = np.array([[1.0], [4.0]], np.float32), np.array([[9.0]], np.float32)
-    >>> at = Moves(past, np.array([0]), np.array([0]), np.array([1]), np.zeros(1))
-    >>> gathered(at, table, np.array([1, 0]), np.empty((2, 1), np.float32)).tolist()
-    [[6.0], [9.0]]
-    """
-    r, still = np.maximum(rows - len(table), 0), rows < len(table)
-    with np.errstate(over="ignore", invalid="ignore"):
-        out[:] = moves.past[moves.base[r]] + (table[moves.own[r]] - moves.past[moves.back[r]])
-    out[still] = table[rows[still]]
-    return out

@@ -415,26 +415,8 @@ class Torch(Tensors):
             found.append(torch.linalg.eigh(x @ x.transpose(1, 2))[1][:, :, -1].square())
         return np.asarray(self.read(torch.cat(found)), np.float64)
 
-    # --- remembered rows ---
-
     def shares(self, x: Any, other: Any) -> bool:
         return isinstance(other, Tensor) and x.untyped_storage()._cdata == other.untyped_storage()._cdata
-
-    def largest(self, table: Any) -> Any:
-        lowest, highest = self._ends(table)
-        most = np.asarray(self.read(torch.maximum(-lowest, highest)), np.float64)
-        return np.where(np.isfinite(most), most, np.inf)
-
-    def gathered(self, moves: Any, table: Any, rows: Any, out: Any) -> Any:
-        n, each = len(table), table.shape[1] * table.dtype.itemsize
-        still, moved = np.flatnonzero(rows < n), np.flatnonzero(rows >= n)
-        for some in self._pieces(len(still), each):
-            self.put(out, still[some], self.take(table, rows[still[some]]))
-        for some in self._pieces(len(moved), 2 * each):
-            r = rows[moved[some]] - n
-            found = self.take(table, moves.own[r]).sub_(self.take(moves.past, moves.back[r]))
-            self.put(out, moved[some], found.add_(self.take(moves.past, moves.base[r])))
-        return out
 
 
 class _Sum:

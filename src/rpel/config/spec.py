@@ -207,9 +207,6 @@ class Spec(Training):
         False, description="each hostile node sends the same vector to all who pull it"
     )
     wire: Annotated[WireName, Identity.LATER] = Field("float32", description="what a pulled model is made of")
-    memory: Annotated[int, Identity.LATER] = Field(
-        1, description="rounds whose answers a node aggregates; older ones move along with it", ge=1
-    )
     asynchronous: Annotated[bool, Identity.LATER] = Field(
         False, description="nodes publish, pull and aggregate without waiting for each other"
     )

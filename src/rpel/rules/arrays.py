@@ -114,9 +114,8 @@ def as_table(x: Array, name: str) -> tuple[Array, Integers]:
     return x.reshape(h * m, d), np.arange(h * m, dtype=np.int64).reshape(h, m)
 
 
-def check_index(name: str, table: Array, index: Array, more: int = 0) -> Integers:
-    """The index as int64 (h, m); −1 only at the tail,
-    every other entry a row of the table or of ``more`` behind it."""
+def check_index(name: str, table: Array, index: Array) -> Integers:
+    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
     rows = host(index)
     if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError(
@@ -125,8 +124,8 @@ def check_index(name: str, table: Array, index: Array, more: int = 0) -> Integer
     if rows.dtype.kind not in "iu":
         raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
     rows = np.ascontiguousarray(rows, dtype=np.int64)
-    if rows.size and (rows.max() >= len(table) + more or rows.min() < -1):
-        last = len(table) + more - 1
+    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
+        last = len(table) - 1
         raise ValueError(f"{name}: index entries lie between −1 and {last}, not {rows.min()} to {rows.max()}")
     absent = rows < 0
     if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():

@@ -305,7 +305,7 @@ class Rule(Stage, ABC):
         rule = self if f is None else self.with_f(f)
         given = kernels is not None and is_tensor(table)  # it takes them as they are
         table, back = (table, lambda result: result) if given else to_kernels(table, self.name)
-        rows = check_index(self.name, table, index, more=getattr(kernels, "more", 0))
+        rows = check_index(self.name, table, index)
         group = Group(
             kernels or kernels_for(table),
             table,

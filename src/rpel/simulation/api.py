@@ -61,7 +61,6 @@ class Fields(TypedDict, total=False):
     silent: bool
     consistent: bool
     wire: WireName
-    memory: int
     asynchronous: bool
     speeds: str | Sequence[float]
     jitter: float
@@ -151,7 +150,6 @@ def simulate(
         attack, attack_params, consistent, silent: what hostile nodes do. no_show:
         how often others are late.
         wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
-        memory: rounds whose answers a node aggregates, c; each round then needs fewer new ones.
         asynchronous, speeds, jitter, latency: nodes that do not wait for each other; a row of the history
         is then a unit of virtual time (column time).
     How it is trained:

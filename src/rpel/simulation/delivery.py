@@ -16,7 +16,7 @@ from rpel.attacks import Attack, View
 from rpel.backend.base import Backend, backend
 from rpel.learning import Aggregation
 from rpel.randomness import draws, stream
-from rpel.types import Arrays, Floats, Integers, Models, Moves, Received, Topology
+from rpel.types import Arrays, Floats, Integers, Models, Received, Topology
 from rpel.wire import Wire
 
 _AUDIENCE = 16
@@ -61,27 +61,12 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Window:
-    """What nodes (c,) remember of earlier rounds: (c, k) numbers of rows behind the table, −1 absent."""
-
-    nodes: Integers
-    numbers: Integers
-    moves: Moves
-
-    def of(self, victims: Integers) -> Integers:
-        """(v, k) of some of the nodes."""
-        return self.numbers[np.searchsorted(self.nodes, victims)]
-
-
-@dataclass(frozen=True)
 class SimulatedNetwork:
     """Lines 7-8 from a table: honest rows first, then room for one forged vector per victim.
 
     ids(t): (h,) the node numbers of the table's rows in a round. models: rows of the table that hold the
     nodes' models, all others are for forged ones. mine: the rows of the nodes that ask. everyone(x):
     the rows of all workers.
-    in_order: answers come in the order of asking, −1 where there is none. window:
-    what nodes have of earlier rounds.
     newest: from the rows that are asked to those of the versions that are read, where nodes do not publish
     all at once.
     """
@@ -101,8 +86,6 @@ class SimulatedNetwork:
     everyone: Callable[[Models], Models] = lambda x: x
     backend: Backend = field(default_factory=lambda: backend("numba"))
     wire: Wire = field(default_factory=Wire)
-    in_order: bool = False
-    window: Window | None = None
     newest: Callable[[Integers], Integers] | None = None
 
     def init(self) -> Arrays:
@@ -142,7 +125,7 @@ class SimulatedNetwork:
         if not self.silent:  # where hostile nodes train, they stand in the table like the others
             answered = answered | hostile
         rows = np.where(answered, rows, -1)
-        received = _received(self.table[:end], own, rows, hostile, ask.weights, wanted, self.in_order)
+        received = _received(self.table[:end], own, rows, hostile, ask.weights, wanted)
         return received, state
 
     def ask(self, t: int, own: Integers) -> Ask:
@@ -223,9 +206,7 @@ class SimulatedNetwork:
             "wire": self.wire,
         }  # fmt: skip
         if ask.weights is None:
-            if self.window is not None:
-                common |= {"remembered": self.window.of(victims), "moves": self.window.moves}
-            return View(table, victims, to_the_front(peers), counts, **common)
+            return View(table, victims, _to_the_front(peers), counts, **common)
         own, others = ask.weights[met, :1], ask.weights[met, 1:]
         peers = np.concatenate([victims[:, None], peers], axis=1)
         order = np.argsort(peers < 0, axis=1, kind="stable")
@@ -288,7 +269,6 @@ def _received(
     hostile: NDArray[np.bool_],
     weights: NDArray[np.float64] | None,
     wanted: slice,
-    in_order: bool = False,
 ) -> Received:
     """Own row first, absent answers (−1) at the tail; weights and marks, where there are any,
     in the same order."""
@@ -296,14 +276,14 @@ def _received(
     met = hostile.sum(axis=1)
     index = np.concatenate([own[wanted, None], rows], axis=1)
     if weights is None:
-        return Received(table, index if in_order else to_the_front(index), met=met)
+        return Received(table, _to_the_front(index), met=met)
     order = np.argsort(index < 0, axis=1, kind="stable")
     marks = np.concatenate([np.zeros((len(rows), 1), dtype=bool), hostile], axis=1)
     index, weights, marks = (np.take_along_axis(a, order, axis=1) for a in (index, weights, marks))
     return Received(table, index, weights, marks, met)
 
 
-def to_the_front(rows: Integers) -> Integers:
+def _to_the_front(rows: Integers) -> Integers:
     """(h, s) present entries first, in their order."""
     if (rows >= 0).all():
         return rows

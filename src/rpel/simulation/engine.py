@@ -38,7 +38,6 @@ from rpel.simulation.evaluation import (
     gradient_norms,
     spread,
 )
-from rpel.simulation.memory import RememberingNetwork
 from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
 from rpel.simulation.private import private
 from rpel.simulation.schedule import of_round
@@ -89,16 +88,14 @@ def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
     """How many rows of a model's size a worker holds that has ``own`` nodes and a table of so many rows.
 
     Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the
-    table, once more as it was coded, and once for each round remembered;
-    what an attack that searches compares.
+    table, once more as it was coded; what an attack that searches compares.
     """
     coded, behind = spec.wire != "float32", table - own
     each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
     # those who act together are copied: models, momenta, half-steps, aggregates
     each += 4 * spec.asynchronous
-    remembered_rounds = spec.memory if spec.memory > 1 else 0
     searched = 4 * behind * spec.adversary.searches  # honest means, aggregates, what was best
-    return each * own + table * (1 + coded) + remembered_rounds * (table + coded * own) + older + searched
+    return each * own + table * (1 + coded) + older + searched
 
 
 class Simulation:
@@ -138,7 +135,7 @@ class Simulation:
         behind = len(self.rows) if self.everybody or by_victim else h
         older = h if spec.asynchronous else 0  # versions that were replaced within a window
         initial = task.initial()
-        answers = spec.memory * self.topology.widest * (len(self.rows) if by_victim else h)
+        answers = self.topology.widest * (len(self.rows) if by_victim else h)
         beside = _ANSWER * answers + int(getattr(task, "device_bytes", 0))
         self._check_memory(
             rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers
@@ -194,8 +191,7 @@ class Simulation:
             everyone=self._everyone, backend=self.backend, wire=self.wire,
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])
-        network: Deliver = coded if air else self.network
-        return network if spec.memory == 1 else self._remembering(network, attack)
+        return coded if air else self.network
 
     def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":
         """Lines 3-6 as the Spec has them; what makes gradients private comes before the optimiser."""
@@ -216,15 +212,6 @@ class Simulation:
         module = getattr(self.task, "module", None)
         shapes = [(self.task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
         return TorchSteps(gradients, make, rate, shapes, **common)
-
-    def _remembering(self, network: Any, attack: Attack) -> RememberingNetwork:
-        """The network of nodes that keep the answers of earlier rounds."""
-        if self.workers.size > 1 and attack.searches and not victim_by_victim(attack, self.spec.consistent):
-            raise ValueError(
-                f"memory {self.spec.memory} with attack {attack.name} on several workers needs one vector "
-                "for each victim: leave out consistent and targeting, or workers"
-            )
-        return RememberingNetwork(network, self.spec.memory, self.spec.pull)
 
     def _windows(self, local: Any, line9: Aggregation, outer: Any, change: Any) -> AsynchronousRounds:
         """Rounds without a barrier."""
@@ -300,9 +287,7 @@ class Simulation:
         if self.windows is not None and self.state.round:
             pulls = self.windows.schedule.pulls(self.state.round)
             return self.spec.pull * round(pulls * self.spec.nodes / self.nodes)
-        # the windows of the first round are filled at once
-        first = self.spec.memory if self.state.round <= 1 else 1
-        return first * messages(self.spec.method, self.spec.nodes, self.spec.pull)
+        return messages(self.spec.method, self.spec.nodes, self.spec.pull)
 
     @property
     def bytes(self) -> int:

@@ -114,7 +114,6 @@ def resolve(spec: Spec) -> ResolvedSpec:
     attack = attack_by_name(spec.attack, **spec.attack_params)
     attack.check_size(spec.nodes - spec.byzantine)
     method = METHODS[spec.method]
-    _check_memory(spec, attack)
     _check_asynchronous(spec, attack)
     plan = _plan(spec, method)
     if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:
@@ -157,8 +156,7 @@ def _plan(spec: Spec, method: Method) -> planning.Plan:
         spec = spec.replace(b_hat=spec.byzantine)
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
-        least = -(-(2 * spec.b_hat + 2) // spec.memory)
-        pull = min(max(_planned(spec, None).pull, least), (spec.nodes - 1) // spec.memory)
+        pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat + 2), spec.nodes - 1)
     plan = _planned(spec, pull)
     if spec.b_hat is not None:
         plan = _with_b_hat(plan, spec.b_hat)
@@ -188,7 +186,6 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
             rounds=spec.rounds,
             confidence=spec.confidence,
             silent=spec.silent,
-            memory=spec.memory,
             aggregations=aggregations(spec),
         )
     return planning.plan(
@@ -198,7 +195,6 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
         pull=pull,
         confidence=spec.confidence,
         silent=spec.silent,
-        memory=spec.memory,
         aggregations=aggregations(spec),
     )
 
@@ -207,8 +203,7 @@ def _with_b_hat(plan: planning.Plan, b_hat: int) -> planning.Plan:
     """The same pull with a b_hat that somebody chose, and the probability with which that one holds."""
     if b_hat == plan.b_hat:
         return plan
-    reduction = theory.reduction(plan.nodes, plan.byzantine, plan.window, b_hat)
-    proven = reduction if plan.memory == 1 else None
+    reduction = theory.reduction(plan.nodes, plan.byzantine, plan.pull, b_hat)
     return replace(
         plan,
         b_hat=b_hat,
@@ -216,17 +211,16 @@ def _with_b_hat(plan: planning.Plan, b_hat: int) -> planning.Plan:
         probability=plan.question().probability(plan.pull, b_hat),
         feasible=2 * b_hat < plan.models,
         kappa=reduction.kappa if reduction else None,
-        alpha=proven.alpha if proven else None,
-        lambda_=proven.lambda_ if proven else None,
-        theorem_applies=proven is not None and proven.contracts,
+        alpha=reduction.alpha if reduction else None,
+        lambda_=reduction.lambda_ if reduction else None,
+        theorem_applies=reduction is not None and reduction.contracts,
     )
 
 
 def _no_minority(spec: Spec, plan: planning.Plan) -> str:
-    half = plan.window // 2
+    half = plan.pull // 2
     holds = plan.question().probability(plan.pull, half)
-    of = "pull + 1" if plan.memory == 1 else "memory * pull + 1"
-    why = f"b_hat {plan.b_hat} is not a minority of {of} = {plan.models}"
+    why = f"b_hat {plan.b_hat} is not a minority of pull + 1 = {plan.models}"
     if spec.b_hat is None:
         needed = f"pull {plan.pull} needs b_hat {plan.b_hat} at confidence {plan.confidence:g}"
         why = f"{needed}, which is not a minority of {plan.models}"
@@ -239,9 +233,8 @@ def _check_rule(name: str, plan: planning.Plan) -> None:
         raise ValueError(f"rule {name!r} {found.unsuited}")
     least = found.least(plan.b_hat)
     if plan.models < least:
-        pull = -(-(least - 1) // plan.memory)
         raise ValueError(
-            f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {pull}"
+            f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}"
         )
 
 
@@ -267,7 +260,6 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
         return
     for other, why in (
         (spec.method != "rpel", f"method {spec.method}: the nearest is method rpel"),
-        (spec.memory > 1, f"memory {spec.memory}: the nearest is memory 1"),
         (spec.wire != "float32", f"wire {spec.wire}: the nearest is wire float32"),
         (
             spec.max_grad_norm is not None,
@@ -280,49 +272,24 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
             raise ValueError(f"asynchronous does not go with {why}")
 
 
-def _check_memory(spec: Spec, attack: Attack) -> None:
-    """ValueError, one sentence, for what does not go with remembered answers."""
-    if attack.looks_ahead and spec.memory == 1:
-        raise ValueError(
-            f"attack {attack.name} with ahead=1 harms what nodes remember: memory 2 is the least, not 1"
-        )
-    if attack.looks_ahead and spec.consistent:
-        raise ValueError(
-            f"attack {attack.name} with ahead=1 looks at each victim by itself: leave out consistent"
-        )
-    if spec.memory == 1:
-        return
-    for other, why in (
-        (
-            spec.method != "rpel",
-            f"method {spec.method}, whose peers are not drawn anew: the nearest is method rpel",
-        ),
-    ):
-        if other:
-            raise ValueError(f"memory {spec.memory} does not go with {why}")
-
-
 # --- what there is to say before a run ----------------------------------------------------------------------
 
 
 def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
-    """What was planned for a run that names no pull, what its memory risks,
-    and with which rules its own coincides.
+    """What was planned for a run that names no pull, and with which rules its own coincides.
 
     >>> spec = Spec(nodes=7, byzantine=2, rule="median")
     >>> remarks(spec, resolve(spec))
     ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after
     trimming']
     """
-    found, m = [], resolved.memory * resolved.pull + 1
+    found, m = [], resolved.pull + 1
     if spec.pull is None and spec.method not in TO_ALL:
         left = m - 2 * resolved.b_hat
         found.append(
             f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at "
             f"most {resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
         )
-    if caution := planning.memory_caution(resolved.pull, resolved.b_hat, resolved.memory):
-        found.append(caution)
     *before, last = resolved.rule.split("+")
     alike = (
         {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")}
@@ -345,13 +312,13 @@ def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> lis
     >>> same_rules(runs)
     ['median and trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is left after trimming']
     """
-    plans: dict[tuple[int, int, int], set[str]] = {}
+    plans: dict[tuple[int, int], set[str]] = {}
     for spec in specs:
         if spec.method in _OTHER_RULES:
-            plans.setdefault((spec.memory, spec.pull, spec.b_hat), set(others)).add(spec.rule)
+            plans.setdefault((spec.pull, spec.b_hat), set(others)).add(spec.rule)
     found = []
-    for (memory, pull, b_hat), rules in plans.items():
-        m = memory * pull + 1
+    for (pull, b_hat), rules in plans.items():
+        m = pull + 1
         left = m - 2 * b_hat
         why = f"{left} of {m} models {'is' if left == 1 else 'are'} left after trimming"
         for *first, last in _coinciding(sorted(rules), m, b_hat):

@@ -1,4 +1,4 @@
-"""A round's exchange of n = 12 members that pull s = 9 each, as float32, bfloat16 and int8: bytes,
+"""A round's exchange of n = 12 members that pull s = 9 each, as float32 and int8: bytes,
 CPU-seconds, memory.
 
 Run `python benchmarks/coded_exchange.py [--parameters 10000000] [--repeats 3]`. All members are in this

@@ -36,7 +36,7 @@ QUICK = {
     "attack-inf", "attack-inner_product_manipulation", "attack-label_flip", "attack-mimic",
     "attack-mimic_heuristic", "attack-spectral", "rule-arc+median", "rule-bucketing+median",
     "rule-clipping+median", "rule-dnc", "rule-geometric_median", "rule-krum", "rule-median",
-    "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median", "wire-bfloat16", "wire-int8",
+    "rule-multi_krum", "rule-nnm+krum", "rule-nnm+median", "wire-int8",
     "asynchronous", "private", "clipped-alone",
 }  # fmt: skip
 

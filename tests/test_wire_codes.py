@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rpel.types import WireName
 from rpel.wire import Wire
 
-NAMES: tuple[WireName, ...] = ("float32", "bfloat16", "int8")
+NAMES: tuple[WireName, ...] = ("float32", "int8")
 Array = NDArray[Any]
 
 

@@ -79,24 +79,21 @@ def asynchronous(attack: str, n: int = 30) -> Fields:
     return exchange(n, attack) | times
 
 
-BOTH = ("float32", "int8")
+CODES = ("float32", "int8")
 PARTS: dict[str, list[Fields]] = {
-    "first": [exchange(30, name, code) for name in ("alie", "foe") for code in BOTH],
+    "first": [exchange(30, name, code) for name in ("alie", "foe") for code in CODES],
     "bits": [exchange(30, "alie", code) for code in FOUR_BITS if code not in ("mod 0.02", "mod 0.2")],
     "time": [asynchronous(name) for name in ("alie", "none")] + [exchange(30, "none")],
     "harder": [exchange(30, "foe", code) for code in ("int4 random", "mod 0.05")],
-    "mimic": [exchange(30, name, code) for name in ("mimic", "sign_flipping") for code in BOTH],
-    "searched": [exchange(30, "strongest(alie)", code) for code in BOTH] + [asynchronous("foe")],
-    "hundred": [exchange(100, "alie", code) for code in BOTH],
-    "half": [exchange(30, name, "bfloat16") for name in ("alie", "foe")],
+    "mimic": [exchange(30, name, code) for name in ("mimic", "sign_flipping") for code in CODES],
+    "searched": [exchange(30, "strongest(alie)", code) for code in CODES] + [asynchronous("foe")],
+    "hundred": [exchange(100, "alie", code) for code in CODES],
     "hundred-time": [run for name in TIMED for run in (asynchronous(name, n=100), exchange(100, name))],
-    "others": [exchange(30, name, code) for name in FIXED for code in BOTH],
-    "more": [exchange(100, name, code) for name in ("foe", "strongest(alie)") for code in BOTH],
+    "others": [exchange(30, name, code) for name in FIXED for code in CODES],
+    "more": [exchange(100, name, code) for name in ("foe", "strongest(alie)") for code in CODES],
     "random": [exchange(30, name, RANDOM) for name in EVERY],
     "bits-all": [exchange(30, name, code) for name in FEW for code in FOUR_BITS],
-    "rest": [exchange(100, "alie", "bfloat16")]
-    + [exchange(30, "strongest(min_max)", code) for code in BOTH]
-    + [asynchronous("strongest(alie)")],
+    "rest": [exchange(30, "strongest(min_max)", code) for code in CODES] + [asynchronous("strongest(alie)")],
 }
 """Runs by the name of their part, the most telling first."""
 
@@ -188,9 +185,6 @@ def size_of(code: str) -> float:
 def _schedule(spec: Fields) -> Any:
     """When the nodes of a run act, if their speeds are those of the asynchronous runs."""
     return schedule(spec_of({**spec, "speeds": SPEEDS}))
-
-
-CODES = ("float32", "bfloat16", "int8")
 
 
 class Results:

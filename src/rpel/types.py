@@ -30,7 +30,7 @@ CONFIDENCE = 0.99
 ROBUST_RULE = "nnm+trimmed_mean"
 """The paper's rule, which is taken where nobody names another."""
 
-WireName = Literal["float32", "bfloat16", "int8"]
+WireName = Literal["float32", "int8"]
 """What a pulled model is made of."""
 
 Integers = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""What a pulled model is made of: float32 as it is, bfloat16, or int8 in blocks with a scale each.
+"""What a pulled model is made of: float32 as it is, or int8 in blocks with a scale each.
 
     int8: blocks of 256 consecutive parameters; scale = max|x| / 127 in float32, 0 where it is below 2⁻¹²⁶;
     code = x / scale, rounded half to even, in −127 … 127; decoded = code · scale.
@@ -13,7 +13,6 @@ which rules count as one of the b̂.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ class Wire:
 
     def nbytes(self, d: int) -> int:
         """The bytes of a message with d parameters."""
-        return {"float32": 4 * d, "bfloat16": 2 * d, "int8": d + 4 * -(-d // BLOCK)}[self.name]
+        return 4 * d if self.name == "float32" else d + 4 * -(-d // BLOCK)
 
     def encode(self, x: Floats) -> bytes:
         """The message of a model (d,)."""
@@ -50,13 +49,10 @@ class Wire:
         for begin in range(0, d, _CHUNK):
             some = slice(begin, min(d, begin + _CHUNK))
             part = np.asarray(x[some], np.float32)
-            if self.name == "bfloat16":
-                message[2 * some.start : 2 * some.stop] = _bfloat16(part).view(np.uint8)
-            else:
-                codes, scales = _int8(part)
-                at = d + 4 * (begin // BLOCK)
-                message[some] = codes.view(np.uint8)
-                message[at : at + 4 * len(scales)] = scales.astype("<f4").view(np.uint8)
+            codes, scales = _int8(part)
+            at = d + 4 * (begin // BLOCK)
+            message[some] = codes.view(np.uint8)
+            message[at : at + 4 * len(scales)] = scales.astype("<f4").view(np.uint8)
         return message.tobytes()
 
     def decode(self, message: bytes, d: int) -> NDArray[np.float32]:
@@ -72,25 +68,21 @@ class Wire:
         return out
 
     def unpack(self, message: bytes | memoryview, out: Models) -> None:
-        """Decode a bfloat16 or int8 message into ``out`` (d,), at whose own beginning it may lie:
+        """Decode an int8 message into ``out`` (d,), at whose own beginning it may lie:
         the last come first.
 
         Nothing but a few blocks is ever held twice, so that a model needs no more memory than its row.
         """
         d, raw = len(out), np.frombuffer(message, np.uint8)
-        scales = raw[d:].copy().view("<f4") if self.name == "int8" else np.zeros(0, np.float32)
+        scales = raw[d:].copy().view("<f4")
         sound = bool(np.isfinite(scales).all() and (scales >= 0).all())
         for begin in reversed(range(0, d, _CHUNK)):
             some = slice(begin, min(d, begin + _CHUNK))
-            if self.name == "bfloat16":
-                halves = raw[2 * some.start : 2 * some.stop].view("<u2").astype(np.uint32)
-                values = (halves << np.uint32(16)).view(np.float32)
-            else:
-                codes = raw[some].view(np.int8)
-                sound &= bool((codes != -128).all())
-                with np.errstate(over="ignore", invalid="ignore"):
-                    each = np.repeat(scales[begin // BLOCK : -(-some.stop // BLOCK)], BLOCK)
-                    values = codes.astype(np.float32) * each[: len(codes)]
+            codes = raw[some].view(np.int8)
+            sound &= bool((codes != -128).all())
+            with np.errstate(over="ignore", invalid="ignore"):
+                each = np.repeat(scales[begin // BLOCK : -(-some.stop // BLOCK)], BLOCK)
+                values = codes.astype(np.float32) * each[: len(codes)]
             sound &= bool(np.isfinite(values).all())
             out[some] = values
         if not sound:
@@ -110,7 +102,7 @@ class Wire:
 
             step = max(1, _AT_ONCE // x.shape[1])
             for begin in range(0, len(x), step):  # nothing of the table's size is made
-                through(self.name, x[begin : begin + step], out[begin : begin + step], BLOCK)
+                through(x[begin : begin + step], out[begin : begin + step], BLOCK)
             return None
         from rpel.backend import codes, pool  # the planner asks for sizes and needs no numba
 
@@ -121,23 +113,12 @@ class Wire:
 
         def some(begin: int, end: int) -> None:
             rows = slice(begin, end)
-            if self.name == "int8":
-                codes.through_int8(narrow[rows], bits[rows], room[rows], finite[rows])
-            else:
-                codes.through_bfloat16(narrow[rows], bits[rows], room[rows].view(np.int32), finite[rows])
+            codes.through_int8(narrow[rows], bits[rows], room[rows], finite[rows])
 
         pool.run(some, len(x), small=x.size < 1 << 16)
         if room is not out:
             out[:] = room
         return finite
-
-
-def _bfloat16(x: NDArray[np.float32]) -> NDArray[Any]:
-    """The upper halves, rounded to nearest even; what is not finite stays so."""
-    bits = x.view(np.uint32)
-    with np.errstate(over="ignore"):
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isfinite(x), rounded, 0x7FC0).astype("<u2")
 
 
 def _int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -467,8 +467,6 @@ def test_head_that_is_not_plain_is_refused_at_either_end(old: bytes, new: bytes)
 
 # --- codes --------------------------------------------------------------------------------------------------
 
-CODED = [(name, d) for name in ("int8", "bfloat16") for d in (2, 255, 257, 70_000)]
-
 
 def coded(name: WireName, d: int, dtype: str = "float32") -> Layout:
     return Layout(("w", "b"), ((d - 1,), (1,)), np.dtype(dtype), name)
@@ -485,19 +483,19 @@ def received(layout: Layout, message: bytes, piece: int) -> Models:
     return row
 
 
-@pytest.mark.parametrize(("name", "d"), CODED)
+@pytest.mark.parametrize("d", [2, 255, 257, 70_000])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_coded_body_is_decoded_in_place_as_in_the_simulator(name: WireName, d: int, dtype: str) -> None:
-    layout = coded(name, d, dtype)
+def test_coded_body_is_decoded_in_place_as_in_the_simulator(d: int, dtype: str) -> None:
+    layout = coded("int8", d, dtype)
     flat = some_values(layout)
     message = b"".join(layout.body(flat))
     assert len(message) == layout.size
     expected = np.empty((1, d), layout.dtype)
-    Wire(name).through(flat[None], expected)
+    Wire("int8").through(flat[None], expected)
     assert received(layout, message, piece=max(1, d // 3)).tobytes() == expected.tobytes()
     assert layout.sha256 == layout.exact.sha256 == Layout(layout.names, layout.shapes, layout.dtype).sha256
     tensors = safetensors.deserialize(message)  # type: ignore[no-untyped-call]  # a safetensors file still
-    assert {entry["dtype"] for _, entry in tensors} == ({"I8", "F32"} if name == "int8" else {"BF16"})
+    assert {entry["dtype"] for _, entry in tensors} == {"I8", "F32"}
 
 
 @pytest.mark.parametrize("change", ["negative", "nan", "inf", "-128", "overflow"])

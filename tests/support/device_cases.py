@@ -41,7 +41,7 @@ def cases() -> dict[str, Fields]:
     }
     actual |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
     actual |= {
-        "wire-int8": {"wire": "int8"}, "wire-bfloat16": {"wire": "bfloat16"}, "no-show": {"no_show": 0.2},
+        "wire-int8": {"wire": "int8"}, "no-show": {"no_show": 0.2},
         "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"},
         "uniform": {"output": "uniform"}, "local-steps": {"local_steps": 2},

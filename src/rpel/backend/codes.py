@@ -38,22 +38,3 @@ def through_int8(x: Models, bits: NDArray[np.int32], out: Models, finite: NDArra
         if not finite[i]:
             for c in range(d):
                 out[i, c] = np.nan
-
-
-@compiled
-def through_bfloat16(
-    x: Models, bits: NDArray[np.int32], out: NDArray[np.int32], finite: NDArray[np.bool_]
-) -> None:
-    """The same; ``out`` are the bits of the result."""
-    d = x.shape[1]
-    for i in range(len(x)):
-        largest = np.int32(0)
-        for c in range(d):
-            even = (bits[i, c] >> np.int32(16)) & np.int32(1)
-            rounded = (bits[i, c] + np.int32(0x7FFF) + even) & np.int32(-65536)
-            largest = max(largest, max(rounded & np.int32(0x7FFFFFFF), bits[i, c] & np.int32(0x7FFFFFFF)))
-            out[i, c] = rounded
-        finite[i] = largest < np.int32(0x7F800000)
-        if not finite[i]:
-            for c in range(d):
-                out[i, c] = np.int32(0x7FC00000)

@@ -447,17 +447,14 @@ def _weights(mix: Tensor, m: int, kind: torch.dtype) -> tuple[Tensor, int]:
 # --- the codes of `rpel.wire` -------------------------------------------------------------------------------
 
 
-def through(name: str, x: Tensor, out: Tensor, block: int) -> None:
-    """decode(encode(x)) of models (n, d) into ``out``, which may be x;
+def through(x: Tensor, out: Tensor, block: int) -> None:
+    """int8's decode(encode(x)) of models (n, d) into ``out``, which may be x;
     NaN all along if the code cannot say one."""
     narrow, (n, d) = x.to(torch.float32), x.shape
-    if name == "bfloat16":
-        found = narrow.to(torch.bfloat16).to(torch.float32)
-    else:
-        padded = torch.nn.functional.pad(narrow, (0, -d % block)).view(n, -1, block)
-        scale = padded.abs().amax(dim=2, keepdim=True) / 127
-        scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
-        codes = torch.round(padded / torch.where(scale == 0, 1.0, scale)) + 0.0  # no negative zero
-        found = torch.where(scale == 0, 0.0, codes * scale).view(n, -1)[:, :d]
+    padded = torch.nn.functional.pad(narrow, (0, -d % block)).view(n, -1, block)
+    scale = padded.abs().amax(dim=2, keepdim=True) / 127
+    scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
+    codes = torch.round(padded / torch.where(scale == 0, 1.0, scale)) + 0.0  # no negative zero
+    found = torch.where(scale == 0, 0.0, codes * scale).view(n, -1)[:, :d]
     good = (torch.isfinite(found) & torch.isfinite(narrow)).all(dim=1, keepdim=True)
     out[:] = torch.where(good, found, torch.nan)

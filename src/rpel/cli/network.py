@@ -94,7 +94,7 @@ def new(
         outer_momentum: Its momentum.
         allow_private: Members may have private addresses (one office, one machine, a VPN).
         linger: Periods after the last round in which peers serve it to members that are late, at most.
-        wire: How models travel: float32, bfloat16 (half the bytes) or int8 (a quarter).
+        wire: How models travel: float32 or int8 (a quarter of the bytes).
         upstream: What a member can send, such as 20Mbit: the shortest period for it is told.
         run: The network's name; 128 random bits are put behind it. [the task's]
         out: Folder for members.toml and init.safetensors.

@@ -85,7 +85,7 @@ def plan(
         no_shows: ... and when this many honest peers are late.
         mis_specified: Show the probability when more than b nodes are hostile.
         parameters: Model size d, to count bytes.
-        wire: What a pulled model is made of: float32, bfloat16 or int8.
+        wire: What a pulled model is made of: float32 or int8.
         upstream: Rate at which a node sends, such as 20Mbit, for the shortest period.
         memory: Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.
         theory: L,sigma,G,gap: evaluate the convergence theorem for these constants.

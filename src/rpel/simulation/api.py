@@ -149,7 +149,7 @@ def simulate(
         or a function f(view, …) -> rows.
         attack, attack_params, consistent, silent: what hostile nodes do. no_show:
         how often others are late.
-        wire: what a pulled model is made of: float32, bfloat16 (half the bytes) or int8 (a quarter).
+        wire: what a pulled model is made of: float32 or int8 (a quarter of the bytes).
         asynchronous, speeds, jitter, latency: nodes that do not wait for each other; a row of the history
         is then a unit of virtual time (column time).
     How it is trained:

@@ -103,7 +103,11 @@ class Layout:
     def header(self) -> bytes:
         """The bytes before the values: the JSON's length as 8 bytes, then the JSON,
         padded to align the values."""
-        return _header(self._tensors(_NAMES[self.dtype], self.dtype.itemsize))
+        kind, width = _NAMES[self.dtype], self.dtype.itemsize
+        sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
+        return _header(
+            [(n, kind, s, size) for n, s, size in zip(self.names, self.shapes, sizes, strict=True)]
+        )
 
     @property
     def exact(self) -> "Layout":
@@ -115,17 +119,8 @@ class Layout:
         """The bytes before the values of a body; of a coded one, too, they make a safetensors file of it."""
         if self.wire == "float32":
             return self.header
-        if self.wire == "bfloat16":
-            return _header(self._tensors("BF16", 2))
         blocks = -(-self.d // BLOCK)
         return _header([("codes", "I8", (self.d,), self.d), ("scales", "F32", (blocks,), 4 * blocks)])
-
-    def _tensors(self, kind: str, width: int) -> "list[Tensor]":
-        sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
-        return [
-            (name, kind, shape, size)
-            for name, shape, size in zip(self.names, self.shapes, sizes, strict=True)
-        ]
 
     @cached_property
     def values(self) -> int:

@@ -4,10 +4,15 @@ The base model is made here from a seed, so that nothing is downloaded; every me
 parameters that are trained are written into the network's initial model, so only they are pulled: here 14 %
 of a very small model, of a real one often less than 1 %.
 
-    python examples/peer_lora.py --initial adapters.safetensors     # the founder, once
-    rpel network new --peers 4 --byzantine 1 --rounds 20 --period 5 --task peer_lora:loop --model
-    adapters.safetensors python examples/peer_lora.py clinic-1/peer.toml                 # each member,
-    after `rpel peer init`
+Once, by the founder:
+
+    python examples/peer_lora.py --initial adapters.safetensors
+    rpel network new --peers 4 --byzantine 1 --rounds 20 --period 5 --task peer_lora:loop \
+        --model adapters.safetensors
+
+Then each member, after `rpel peer init --task peer_lora:loop`:
+
+    python examples/peer_lora.py clinic-1/peer.toml
 
 Needs the packages transformers and peft.
 """

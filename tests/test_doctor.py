@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rpel import doctor
+from rpel import data, doctor
 from rpel.certificates import create
 from rpel.cli import main
+from rpel.config.spec import load, presets
 from rpel.doctor import Check, examine
+from rpel.models import model, parameter_count
 
 
 def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
@@ -83,6 +85,29 @@ def test_memory_is_compared_with_what_a_preset_needs(monkeypatch: pytest.MonkeyP
     large = by_name(examine("scale-1m"))["memory"]
     assert not large.ok
     assert "scale-1m needs about" in large.detail
+
+
+PARAMETERS = {
+    "cifar10-100": 1_310_922, "cifar10-20": 1_310_922, "femnist-30": 2_368_318, "femnist-writers": 160_510,
+    "heart-4": 46, "mnist-100": 176_050, "mnist-30": 176_050, "quickstart": 176_050,
+    "resnet18-cifar10": 11_173_962, "reviews-16": 263_266, "scale-100k": 650, "scale-1m": 650,
+    "shakespeare": 818_241,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", presets())
+def test_memory_of_every_preset_is_estimated_from_its_parameters(name: str) -> None:
+    (check,) = doctor._memory(name)
+    assert f"{name} needs about" in check.detail
+    assert f"(d = {PARAMETERS[name]:,})" in check.detail
+
+
+@pytest.mark.parametrize("name", presets())
+def test_parameters_of_every_preset_are_those_of_its_run(name: str, shared_data: Path) -> None:
+    spec = load(name)
+    dataset = data.load(spec.dataset, str(shared_data))
+    network = model(spec.model, dataset.shape, dataset.classes)
+    assert parameter_count(network) == PARAMETERS[name]
 
 
 def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(

@@ -1,5 +1,6 @@
 """The README's examples run as printed."""
 
+import ast
 import doctest
 import re
 import shlex
@@ -38,7 +39,22 @@ def commands() -> list[str]:
         block for page in pages for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
     ]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += [line for path in sorted((ROOT / "examples").glob("*.py")) for line in shown(path)]
     return [line for line in lines if line.startswith("rpel ")]
+
+
+def shown(path: Path) -> list[str]:
+    """The indented lines of a module's docstring, which are commands."""
+    text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return [line.strip() for line in text.splitlines() if line.startswith("    ")]
+
+
+@pytest.mark.parametrize("folder", ["examples", "tools", "benchmarks"])
+def test_commands_in_module_docstrings_stand_on_a_line_each(folder: str) -> None:
+    known = re.compile(r"(?:^|\s)(?:python (?:examples|tools|benchmarks)/|rpel [a-z])")
+    lines = [line for path in sorted((ROOT / folder).glob("*.py")) for line in shown(path)]
+    assert lines
+    assert [line for line in lines if len(known.findall(line)) != 1 or not known.match(line)] == []
 
 
 def expanded(word: str) -> list[str]:

@@ -1,9 +1,11 @@
 """What a deployment installs: a lock file with hashes, and a software bill of materials (CycloneDX).
 
-    python tools/deployment.py lock > deploy/requirements.lock    # downloads each package once, to see its
-    hash python tools/deployment.py sbom > rpel.cdx.json               # from the lock and what is installed
+    python tools/deployment.py lock > deploy/requirements.lock
+    python tools/deployment.py sbom > rpel.cdx.json
 
-Both list what rpel needs to run, with all that this needs, and neither what only tests or documents need.
+The first downloads each package once to compute its hash; the second reads the lock and the installed
+packages. Both list what rpel needs to run, with all that this needs, and neither what only tests or documents
+need.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The runs, tables and figures of docs/results/asynchrony.md and wire.md, in two steps.
 
-    python tools/exchange_results.py run --data-dir DATA --out RUNS [--part NAME …] [--seeds 0 1 2] [--threads
-    N] python tools/exchange_results.py [RUNS …]
+    python tools/exchange_results.py run --data-dir DATA --out RUNS \
+        [--part NAME …] [--seeds 0 1 2] [--threads N]
+    python tools/exchange_results.py [RUNS …]
 
 The first trains whatever is not finished yet in RUNS, the most telling part first, one process, one run after
 the other. The second keeps the small files of finished runs in docs/results/exchange/runs.tar.xz, for others

@@ -1,7 +1,8 @@
 """The runs and the tables of docs/results/federations.md, in two steps.
 
-    python tools/federations_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2]
-    [--threads N] python tools/federations_results.py [RUNS …]
+    python tools/federations_results.py run --data-dir DATA --out RUNS \
+        [--only NAME …] [--seeds 0 1 2] [--threads N]
+    python tools/federations_results.py [RUNS …]
 
 The first trains each real federation (a preset with partition = "owner") by rpel, by averaging, and every
 node alone; without attack and under two attacks; one seed after the other. Finished runs are kept in RUNS, so

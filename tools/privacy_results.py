@@ -1,7 +1,8 @@
 """The runs and the tables of docs/results/privacy.md, in two steps.
 
-    python tools/privacy_results.py run --data-dir DATA --out RUNS [--only NAME …] [--seeds 0 1 2] [--threads
-    N] python tools/privacy_results.py [RUNS …]
+    python tools/privacy_results.py run --data-dir DATA --out RUNS \
+        [--only NAME …] [--seeds 0 1 2] [--threads N]
+    python tools/privacy_results.py [RUNS …]
 
 The first trains under every ε, attack and rule (the seeds after the first with the first rule only), then
 with more local steps, and lets a curious member guess the examples of one node, beside every

@@ -216,10 +216,12 @@ def _memory(preset: str | None) -> Iterator[Check]:
         yield Check("memory", True, f"{human_bytes(total)} free" if total else "not known on this system")
         return
     from rpel.config.spec import load
-    from rpel.models import NETWORKS, model, parameter_count
+    from rpel.data.federations import HEART_FEATURES
+    from rpel.models import model, parameter_count
 
     spec = load(preset)
-    shape = (1, 8, 8) if "8x8" in spec.dataset else NETWORKS[spec.model].input_shape
+    shapes = {"heart-disease": (HEART_FEATURES,), "cifar10": (3, 32, 32), "mnist-8x8": (1, 8, 8)}
+    shape = shapes.get(spec.dataset, (1, 28, 28))  # models of text take no shape
     d, honest = parameter_count(model(spec.model, shape)), spec.nodes - spec.byzantine
     # models, momenta and a table of two rows a node, 4 bytes each; and the libraries
     needed = 16 * honest * d + 1e9

@@ -50,8 +50,8 @@ class Curve:
 class Panel:
     """One panel.
 
-    kind      accuracy against rounds or bytes, final accuracy against a swept value, or the fraction of
-    Figure 3 measure   mean of the honest nodes, or the node that ends lowest (the paper's "worst")
+    kind      accuracy against rounds or bytes, final accuracy against a swept value, or Figure 3's fraction
+    measure   mean of the honest nodes, or the node that ends lowest (the paper's "worst")
     seeds     the paper's, "0-1"; nodes: n of a fraction panel; xlabel: what a final panel sweeps
     """
 

@@ -83,8 +83,8 @@ class Run(Finished):
 
     history      a row a round: accuracy_mean, accuracy_worst, … (NaN in rounds not evaluated)
     certificate  what the run proves about its sampling
-    nodes        round (e,) and accuracy (e, h): every honest node in the rounds evaluated; metric.<name> (e,
-    h), too path         its folder; None when nothing was kept
+    nodes        round (e,), accuracy (e, h) and metric.<name> (e, h), honest nodes in the rounds evaluated
+    path         its folder; None when nothing was kept
     reused       True when the run had been finished before and was not repeated
     place        its path as a page shows it
     """

@@ -2,10 +2,12 @@
 and against synchronous rounds."""
 
 import heapq
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import rpel
 from rpel.algorithm import nnm_trimmed_mean
@@ -14,6 +16,7 @@ from rpel.planning.law import probability
 from rpel.randomness import sample_without_replacement
 from rpel.simulation.methods import resolve, schedule
 from rpel.simulation.schedule import TICKS, Schedule, of_round, slowness
+from rpel.types import Models
 from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 
 SPEEDS = "lognormal:0.3+stragglers:0.2,5"
@@ -27,7 +30,23 @@ SMALL: dict[str, Any] = {
 # --- every read and every step, one after the other ---------------------------------------------------------
 
 
-def by_events(spec: Spec) -> Any:
+Aggregate = Callable[[int, Models], Models]
+"""(round, models with the own one first) → the model that a node goes on with."""
+
+
+def trimmed(_: int, models: Models) -> Models:
+    return nnm_trimmed_mean(models, 3)
+
+
+def balanced(round: int, models: Models) -> Models:
+    """BALANCE by its definition: half the own model, half the mean of those within 0.3·exp(−t/T)·‖own‖."""
+    own, others = models[0], models[1:]
+    reach = 0.3 * np.exp(-round / SLOWED.rounds) * np.linalg.norm(own)
+    near = others[np.linalg.norm(others - own, axis=1) <= reach]
+    return np.asarray(0.5 * own + 0.5 * near.mean(axis=0) if len(near) else own)
+
+
+def by_events(spec: Spec, aggregate: Aggregate = trimmed) -> Any:
     """The models at the end of an asynchronous run under FOE, from a heap of events."""
     task, plan, at = Quadratic(), resolve(spec), schedule(resolve(spec))
     ids, h, L = at.ids, len(at.ids), at.wait
@@ -57,16 +76,36 @@ def by_events(spec: Spec) -> Any:
         hostile = sum(int(node) not in row for node in asked)
         own = versions[r][-1][1]
         forged = [-2 * (np.mean(honest, axis=0) if honest else own)] * hostile
-        x[r] = nnm_trimmed_mean(np.stack([own, *honest, *forged]), 3) if len(honest) + hostile >= 6 else own
+        enough = len(honest) + hostile >= 6
+        x[r] = aggregate(label & 0xFFFFFFFF, np.stack([own, *honest, *forged])) if enough else own
         heapq.heappush(events, (now + L + int(at.lasts(k + 1)[r]), 0, r, k + 1, 0))
     return x
 
 
-def test_windows_equal_a_loop_over_all_events() -> None:
-    run = simulation(SLOWED)
-    for _ in range(SLOWED.rounds):
+def by_windows(spec: Spec) -> Any:
+    """The same by the simulator."""
+    run = simulation(spec)
+    for _ in range(spec.rounds):
         run.step()
-    np.testing.assert_allclose(run.models(), by_events(SLOWED), rtol=1e-9, atol=1e-12)
+    return run.models()
+
+
+def test_windows_equal_a_loop_over_all_events() -> None:
+    np.testing.assert_allclose(by_windows(SLOWED), by_events(SLOWED), rtol=1e-9, atol=1e-12)
+
+
+def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
+    spec = SLOWED.replace(speeds=[1.0, 1.25, 1.5] * 5, jitter=0.0, latency=0.25)
+    at = schedule(resolve(spec))
+    first = at.lasts(1)
+    assert np.isin(first + at.wait, first).any(), "some node reads when another one publishes"
+    np.testing.assert_allclose(by_windows(spec), by_events(spec), rtol=1e-9, atol=1e-12)
+
+
+def test_balance_decays_with_the_round_however_often_a_node_aggregates() -> None:
+    spec = SLOWED.replace(speeds=[0.2, 1.0, 1.7] * 5, rule="balance")
+    assert schedule(resolve(spec)).most > 1
+    np.testing.assert_allclose(by_windows(spec), by_events(spec, balanced), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +143,17 @@ def test_asynchronous_run_of_equal_speeds_writes_the_synchronous_bytes(tmp_path:
 @pytest.mark.parametrize("change", [{}, {"attack": "stale"}, {"attack": "fang"}], ids=str)
 def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
     resumes_bit_by_bit(SLOWED.replace(**change), rounds=12, after=5)
+
+
+@pytest.mark.parametrize("slowness", [0.1, 1.0, 20.0])
+def test_planned_b_hat_holds_over_the_aggregations_of_an_asynchronous_run(slowness: float) -> None:
+    fields: dict[str, Any] = {"nodes": 60, "byzantine": 10, "pull": 20, "rounds": 20}
+    resolved = resolve(Spec(**fields, asynchronous=True, speeds=[slowness] * 60))
+    n = schedule(resolved).aggregations()
+    law = stats.hypergeom(59, 10, 20).cdf(np.arange(11))
+    assert resolved.b_hat == int(np.argmax(law**n >= resolved.confidence))
+    synchronous = int(np.argmax(law ** (50 * 20) >= resolved.confidence))
+    assert (resolved.b_hat > synchronous, resolved.b_hat < synchronous) == (slowness < 1, slowness > 1)
 
 
 # --- times --------------------------------------------------------------------------------------------------

@@ -498,6 +498,26 @@ def test_coded_body_is_decoded_in_place_as_in_the_simulator(d: int, dtype: str) 
     assert {entry["dtype"] for _, entry in tensors} == {"I8", "F32"}
 
 
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_simulated_int8_rounds_ties_and_keeps_the_smallest_scale_as_peers_do(backend: str) -> None:
+    half = np.arange(-127, 127, dtype=np.float32) + np.float32(0.5)  # ties: codes are rounded half to even
+    ties, least = np.append(half, [127, 0]).astype(np.float32), np.float32(2.0**-126)
+    below = np.nextafter(127 * least, np.float32(0))
+    blocks = [ties, ties * least, np.full(256, 127 * least), np.full(256, below), ties * np.float32(2.0**100)]
+    flat = np.concatenate(blocks).astype(np.float32)
+    layout = coded("int8", len(flat))
+    message = b"".join(layout.body(flat))
+    answer = received(layout, message, piece=len(message))
+    assert answer[:254].tolist() == [round(x) for x in half.tolist()], "Python rounds half to even, too"
+    assert (answer[256:510] == answer[:254] * least).all()
+    assert (answer[512:768] == 127 * least).all()
+    assert not answer[768:1024].any(), "a scale below 2**-126 is none"
+    delivered: Any = flat[None] if backend == "numba" else torch.from_numpy(flat[None])
+    out = delivered.copy() if backend == "numba" else delivered.clone()
+    Wire("int8").through(delivered, out)
+    assert np.asarray(out)[0].tobytes() == answer.tobytes()
+
+
 @pytest.mark.parametrize("change", ["negative", "nan", "inf", "-128", "overflow"])
 def test_codes_that_say_no_number_make_a_complete_model_that_is_not_finite(change: str) -> None:
     layout = coded("int8", 300)

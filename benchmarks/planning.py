@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 import rpel
-from rpel.planning import simulate_max
+from rpel.planning.paper import simulate_max
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:

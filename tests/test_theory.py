@@ -1,6 +1,5 @@
 """The paper's formulas, checked by counting where counting is possible."""
 
-import math
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import combinations
@@ -8,18 +7,6 @@ from itertools import combinations
 import pytest
 
 from rpel import theory
-
-
-@pytest.mark.parametrize(
-    ("n", "b", "T", "s"),
-    [(100, 10, 200, 407), (30, 6, 200, 185), (20, 3, 2000, 285), (100_000, 10_000, 200, 614)],
-)
-def test_lemma_noptlog_gives_the_reference_pulls(n: int, b: int, T: int, s: int) -> None:
-    assert theory.lemma_noptlog(n, b, T, 0.9) == s
-
-
-def test_lemma_noptlog_says_nothing_without_hostile_nodes() -> None:
-    assert math.isinf(theory.lemma_noptlog(100, 0, 200, 0.9))
 
 
 @pytest.mark.parametrize(("pull", "nodes", "alpha"), [(6, 30, 0.68), (15, 100, 0.32), (15, 30, 0.18)])

@@ -37,21 +37,6 @@ def pmf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     return low, weights / weights.sum()
 
 
-def tail(population: int, marked: int, draws: int) -> tuple[int, Floats]:
-    """P(X > k) for k in the window of :func:`pmf`, smallest terms added first;
-    1 below the window and 0 above it.
-
-    >>> float(tail(population=99, marked=10, draws=15)[1][7].round(9))
-    1.467e-06
-    """
-    low, p = pmf(population, marked, draws)
-    return low, _above(p)
-
-
-def _above(p: Floats) -> Floats:
-    return np.concatenate([np.cumsum(p[::-1])[::-1][1:], [0.0]])
-
-
 def log_cdf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     """log P(X ≤ k) for k in the window of :func:`pmf`; −inf below it and 0 above it.
 
@@ -59,7 +44,7 @@ def log_cdf(population: int, marked: int, draws: int) -> tuple[int, Floats]:
     -0.087011
     """
     low, p = pmf(population, marked, draws)
-    above = _above(p)
+    above = np.concatenate([np.cumsum(p[::-1])[::-1][1:], [0.0]])  # P(X > k)
     with np.errstate(divide="ignore"):
         return low, np.where(
             above < 0.5, np.log1p(-np.minimum(above, 0.5)), np.log(np.minimum(np.cumsum(p), 1.0))

@@ -329,20 +329,3 @@ def fraction_against_pull(
     axes.set_xlim(min(pulls), max(pulls))
     axes.legend(frameon=False)
     save(figure, path, style)
-
-
-def messages_against_nodes(
-    path: str | Path,
-    nodes: Sequence[int],
-    curves: dict[str, Sequence[float]],
-    *,
-    title: str,
-    style: Style = "screen",
-) -> None:
-    """Messages per round against n on logarithmic axes, one labelled curve for each way of choosing s."""
-    figure, axes = canvas()
-    for colour, marker, (label, messages) in zip(COLOURS, MARKERS, curves.items(), strict=False):
-        axes.loglog(nodes, messages, color=colour, marker=marker, markersize=4, label=label)
-    axes.set(xlabel="nodes n", ylabel="models sent per round", title=title)
-    axes.legend(frameon=False)
-    save(figure, path, style)

@@ -90,46 +90,6 @@ def sample_without_replacement(
     return chosen
 
 
-def sample_others(
-    seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], population: int, size: int,
-    excluded: NDArray[np.int64],
-) -> NDArray[np.int64]:  # fmt: skip
-    """The same from those that are not ``excluded`` (h, k), different others of each node; (h, size).
-
-    >>> sample_others(0, "pull", 3, np.array([1]), population=5, size=2, excluded=np.array([[4, 0]]))
-    array([[2, 3]])
-    """
-    nodes = _checked(ids).astype(np.int64)
-    left = population - 1 - excluded.shape[1]
-    if not 0 <= size <= left:
-        raise ValueError(f"{size} others cannot be drawn from the {left} that are left")
-    skipped = np.sort(np.column_stack([excluded, nodes]), axis=1)
-    chosen = np.empty((len(nodes), size), np.int64)
-    step = max(1 << 13, population // 16)
-    for first in range(0, len(nodes), step):
-        part = slice(first, first + step)
-        uniform = draws(seed, purpose, round, ids[part], size)
-        nobody = np.full(len(uniform), left, np.int64)  # values are 0 … left − 1: nobody is stepped over yet
-        if len(nodes) <= _FEW:
-            _choose_few(uniform, nobody, left + 1, chosen[part])
-            _skip(skipped[part], chosen[part])
-        else:
-            _compiled(_choose)(uniform, nobody, np.full(left + 1, -1, np.int64), chosen[part])
-            _compiled(_skip)(skipped[part], chosen[part])
-    return chosen
-
-
-def _skip(skipped: Any, chosen: Any) -> None:
-    """The v-th of what is left becomes a node number: skipped (h, k) ascending."""
-    for r in range(len(chosen)):
-        for c in range(chosen.shape[1]):
-            value = chosen[r, c]
-            for j in range(skipped.shape[1]):
-                if skipped[r, j] <= value:
-                    value += 1
-            chosen[r, c] = value
-
-
 def _choose_in_blocks(
     seed: int,
     purpose: Purpose,

@@ -1,5 +1,4 @@
-"""The paper's formulas and nothing else: κ of each rule, the reduction (α, λ), both sampling lemmas,
-the theorem.
+"""The paper's formulas and nothing else: κ of each rule, the reduction (α, λ), the theorem.
 
 Letters as in the paper: n nodes, b Byzantine, h = n − b honest, s pulled, m = s + 1 aggregated, b̂ (``b_hat``)
 hostile answers survived, ĥ = m − b̂, T rounds. Where the paper slips,
@@ -88,52 +87,6 @@ def reduction(nodes: int, byzantine: int, pull: int, b_hat: int) -> Reduction | 
     # variance of a mean of ĥ drawn from h without replacement
     v = (h - h_hat) / ((h - 1) * h_hat) if h > 1 else 0.0
     return Reduction(kappa, alpha=6 * kappa + 6 * v, lambda_=kappa + v / h, h_hat=h_hat)
-
-
-def bernoulli_divergence(a: float, p: float) -> float:
-    """D(a, p) = a ln(a/p) + (1−a) ln((1−a)/(1−p)), with 0 ln 0 = 0.
-
-    >>> bernoulli_divergence(0.5, 0.5)
-    0.0
-    """
-    if a < 0 or a > 1:
-        raise ValueError(f"a Bernoulli mean lies in [0, 1], not {a}")
-    first = a * math.log(a / p) if a > 0 and p > 0 else (0.0 if a == 0 else math.inf)
-    second = (1 - a) * math.log((1 - a) / (1 - p)) if a < 1 and p < 1 else (0.0 if a == 1 else math.inf)
-    return first + second
-
-
-def lemma_noptlog(nodes: int, byzantine: int, rounds: int, p: float) -> float:
-    """Lemma "noptlog": a pull that suffices with probability p; infinite for b = 0,
-    vacuous where it exceeds n − 1.
-
-    >>> lemma_noptlog(100, 10, 200, 0.9)
-    407
-    """
-    share = byzantine / nodes
-    if share == 0:
-        return math.inf
-    factor = max(1 / (0.5 - share) ** 2, 3 / share)
-    return math.ceil(factor * math.log(4 * rounds * (nodes - byzantine) / (1 - p))) + 2
-
-
-def lemma_effective_byzantine(nodes: int, byzantine: int, pull: int, b_hat: int, rounds: int) -> float:
-    """Lemma "effectiveByz" read as a lower bound on P(no honest node ever meets more than b̂ hostile peers).
-
-    Zero where the lemma says nothing: b̂/s at or below b/(n−1), or outside b/n < b̂/(s+1) < 1/2. The paper's
-    event {b_i ≥ b̂} is kept, although > b̂ would suffice. Pulling everyone is certain as soon as b̂ ≥ b.
-
-    >>> round(lemma_effective_byzantine(100, 10, pull=24, b_hat=12, rounds=200), 3)
-    0.905
-    """
-    if byzantine == 0 or (pull == nodes - 1 and b_hat >= byzantine):
-        return 1.0
-    fair = byzantine / (nodes - 1)
-    inside = byzantine * (pull + 1) < b_hat * nodes and 2 * b_hat < pull + 1
-    if not inside or b_hat > pull or b_hat / pull <= fair:
-        return 0.0
-    failure = (nodes - byzantine) * rounds * math.exp(-pull * bernoulli_divergence(b_hat / pull, fair))
-    return max(0.0, 1.0 - failure)
 
 
 @dataclass(frozen=True)

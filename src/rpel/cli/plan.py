@@ -2,11 +2,10 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from rich.console import Console
 from rich.table import Table
 from typer import BadParameter
 
@@ -14,11 +13,7 @@ from rpel import planning
 from rpel.cli import options as opt
 from rpel.cli import terminal
 from rpel.text import count, human_bytes, number, percent
-from rpel.theory import Convergence, Reduction
 from rpel.types import CONFIDENCE, WireName
-
-MethodName = Literal["exact", "simulate", "bound"]
-FigureName = Literal["fraction", "messages"]
 
 
 def _fraction(text: str) -> float | Fraction:
@@ -32,42 +27,14 @@ def _fraction(text: str) -> float | Fraction:
     return value
 
 
-def _grid(text: str | None) -> Sequence[int] | None:
-    """'10,20,30' or 'first:last:step', last included."""
-    if text is None:
-        return None
-    try:
-        if ":" not in text:
-            return [int(part) for part in text.split(",")]
-        first, last, step = (int(part) for part in (text if text.count(":") > 1 else f"{text}:1").split(":"))
-        values = range(first, last + 1, step)
-    except ValueError:
-        values = range(0)
-    if not values:
-        raise BadParameter(f"{text!r} is not a list such as 10,20,30 or a range such as 5:60:5")
-    return values
-
-
-def _theory(text: str) -> tuple[float, float, float, float]:
-    try:
-        L, sigma, G, gap = (float(part) for part in text.split(","))
-    except ValueError:
-        raise BadParameter(f"{text!r} is not four numbers L,sigma,G,gap such as 1,1,0.5,2") from None
-    if not (L > 0 and min(sigma, G, gap) >= 0 and all(map(math.isfinite, (L, sigma, G, gap)))):
-        raise BadParameter(f"{text!r} needs finite numbers, L > 0 and sigma, G, gap >= 0, such as 1,1,0.5,2")
-    return L, sigma, G, gap
-
-
 @opt.described
 def plan(
     nodes: opt.Nodes, byzantine: opt.Byzantine, rounds: opt.Rounds, pull: int | None = None,
-    confidence: float = CONFIDENCE, max_fraction: str = "0.5", method: MethodName = "exact",
-    simulations: int = 5, grid: str | None = None, seed: int = 0, silent: bool = False, no_shows: int = 0,
-    mis_specified: bool = False, parameters: int | None = None, wire: str = "float32",
-    upstream: str | None = None, memory: opt.Positive = 1, theory: str | None = None,
+    confidence: float = CONFIDENCE, max_fraction: str = "0.5", silent: bool = False, no_shows: int = 0,
+    parameters: int | None = None, wire: str = "float32", upstream: str | None = None,
     privacy_epsilon: float | None = None, privacy_delta: float | None = None, examples: int | None = None,
     batch: int | None = None, local_steps: opt.Positive = 1, plot: opt.Plot = None,
-    figure: FigureName = "fraction", style: opt.Look = "screen", as_json: opt.Json = False,
+    style: opt.Look = "screen", as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """How many peers must each node pull, how many hostile answers must it survive, and with what certainty?
 
@@ -77,44 +44,29 @@ def plan(
         pull: Judge this pull s instead of searching the smallest.
         confidence: Probability asked for, over all nodes and rounds.
         max_fraction: Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.
-        method: exact law, the paper's Algorithm 2 (simulate), or its lemmas (bound).
-        simulations: Simulations per s, with --method simulate.
-        grid: Pulls to consider: 10,20,30 or first:last:step.
-        seed: Seed of --method simulate.
         silent: Rounds must go on when all hostile peers stay silent.
         no_shows: ... and when this many honest peers are late.
-        mis_specified: Show the probability when more than b nodes are hostile.
         parameters: Model size d, to count bytes.
         wire: What a pulled model is made of: float32 or int8.
         upstream: Rate at which a node sends, such as 20Mbit, for the shortest period.
-        memory: Rounds whose answers a node aggregates, c: fewer new ones are pulled in each.
-        theory: L,sigma,G,gap: evaluate the convergence theorem for these constants.
         privacy_epsilon: Noise of local steps that keeps this epsilon.
         privacy_delta: ... at this delta, below 1/examples.
         examples: ... for a node with so many training examples.
         batch: ... and batches of about so many of them.
         local_steps: ... that takes so many local steps a round.
-        figure: What --plot draws: fraction against s, or messages against n.
     """
-    constants = None if theory is None else _theory(theory)
     asked = {"--privacy-epsilon": privacy_epsilon, "--privacy-delta": privacy_delta, "--examples": examples}
     noise = _noise({**asked, "--batch": batch}, rounds * local_steps)
     p = planning.plan(
         nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
-        max_fraction=_fraction(max_fraction), method=method, silent=silent, no_shows=no_shows,
-        simulations=simulations, grid=_grid(grid), seed=seed, parameters=parameters,
-        wire=cast(WireName, wire), upstream=upstream, memory=memory,
+        max_fraction=_fraction(max_fraction), silent=silent, no_shows=no_shows, parameters=parameters,
+        wire=cast(WireName, wire), upstream=upstream,
     )  # fmt: skip
     if not p.feasible:
         _warn(p)
     if plot is not None:
-        planning.draw(p, plot, figure, style)
-    wrong = planning.mis_specified(p) if mis_specified else None
-    bound = planning.theorem(p, *constants) if constants is not None else None
-    content = p.to_dict() | {"noise_multiplier": noise} | ({} if wrong is None else {"mis_specified": wrong})
-    if constants is not None:
-        content["theory"] = bound
-    if terminal.printed(content, as_json):
+        planning.draw(p, plot, style)
+    if terminal.printed(p.to_dict() | {"noise_multiplier": noise}, as_json):
         return
     console = terminal.stdout()
     _show_plan(p)
@@ -125,10 +77,6 @@ def plan(
             f"{count(rounds * local_steps, 'local step')}, for each of a node's {examples:,} examples, in "
             f"Poisson batches of about {batch}"
         )
-    if wrong is not None:
-        _show_mis_specified(console, p, wrong)
-    if constants is not None:
-        _show_theory(console, p.reduction(), bound)
     if plot is not None:
         print(f"figure written to {plot}", file=sys.stderr)
 
@@ -167,18 +115,16 @@ def _show_plan(p: planning.Plan) -> None:
     """The answer and what it costs, the neighbouring choices, and whether the theorem applies."""
     terminal.print_pairs(_plan_rows(p))
     terminal.stdout().print("", _choices(p), "", sep="\n")
-    terminal.print_pairs([*_advice(p), *(_lemmas(p) if p.method == "bound" else ())])
+    terminal.print_pairs(_advice(p))
 
 
 def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
-    source = {"bound": "lemma's lower bound"}.get(p.method, "exact" if p.exact else "Boole's lower bound")
-    certainty = percent(p.probability) + ("" if p.probability == 1 and p.exact else f" ({source})")
+    certainty = percent(p.probability) + ("" if p.probability == 1 else " (exact)")
     honest = f"{p.nodes - p.byzantine:,} honest nodes"
-    window = "" if p.memory == 1 else f" of the last {p.memory} rounds"
     share = f"{p.b_hat} of {p.models} models, {p.fraction:.4f}"
     rows = [
         ("pull", f"s = {p.pull} random peers a round"),
-        ("tolerate", f"b_hat = {p.b_hat} hostile answers{window} ({share})"),
+        ("tolerate", f"b_hat = {p.b_hat} hostile answers ({share})"),
         ("probability", f"{certainty} that none of {honest} meets more in {p.rounds:,} rounds"),
         ("messages", f"{p.messages_per_round:,} a round; all-to-all needs {p.messages_all_to_all:,}"),
     ]
@@ -189,14 +135,9 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
         asking = f"the {planning.pullers(p.nodes, p.pull)} peers that ask in a busy round (1 in 100)"
         why = f"{planning.PULLS:.0%} of it suffices to answer {asking}"
         rows.append(("shortest period", f"{p.shortest_period:.3g} s: {why}"))
-    if p.memory > 1:
-        first = f"the first round pulls {p.window} peers, {p.nodes * p.window:,} messages"
-        rows.append(("memory", f"{first}; a node keeps {p.window - p.pull} models of earlier rounds"))
-        if caution := planning.memory_caution(p.pull, p.b_hat, p.memory):
-            rows.append(("caution", caution))
     if p.silent or p.no_shows:
         quiet = "all hostile peers silent and " if p.silent else ""
-        left = p.window - p.memory * p.no_shows - (p.b_hat if p.silent else 0)
+        left = p.pull - p.no_shows - (p.b_hat if p.silent else 0)
         late = count(p.no_shows, "honest one")
         rows.append(("answers", f"with {quiet}{late} late at least {left} arrive; {2 * p.b_hat} are needed"))
     return rows
@@ -204,15 +145,13 @@ def _plan_rows(p: planning.Plan) -> list[tuple[str, str]]:
 
 def _choices(p: planning.Plan) -> Table:
     """Pulls near the answer and the one that a run takes, which is marked."""
-    window = ("window",) if p.memory > 1 else ()
-    columns = ("", "s", *window, "b_hat", "hostile share", "probability", "kappa")
+    columns = ("", "s", "b_hat", "hostile share", "probability", "kappa")
     table = terminal.table(*columns, right=columns, title="neighbouring choices")
     taken = p.comfortable
     more = () if taken is None or any(c.pull == taken.pull for c in p.alternatives) else (taken,)
     for c in sorted((*p.alternatives, *more), key=lambda c: c.pull):
-        pulled = (str(c.pull), str(c.window)) if p.memory > 1 else (str(c.pull),)
         kappa = number(c.kappa, ".4g", missing="not a minority")
-        row = (*pulled, str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
+        row = (str(c.pull), str(c.b_hat), f"{c.fraction:.4f}", percent(c.probability), kappa)
         mark = "a run takes" if taken is not None and c.pull == taken.pull else ""
         table.add_row(mark, *row, style="bold green" if c.pull == p.pull else None)
     return table
@@ -227,58 +166,11 @@ def _advice(p: planning.Plan) -> list[tuple[str, str]]:
         rows.append(("default", f"without --pull, runs and networks use {taken}: a better kappa"))
     if p.theorem_applies:
         rows.append(("theorem", f"applies: alpha = {p.alpha:.4g} < 1 (lambda = {p.lambda_:.4g})"))
-    elif p.memory > 1:
-        rows.append(("theorem", "does not apply: it does not cover remembered answers"))
     elif p.alpha is not None:
         rows.append(("theorem", f"does not apply: it needs alpha < 1, here alpha = {p.alpha:.4g}"))
     else:
         rows.append(("theorem", "does not apply: b_hat is not a minority of the s + 1 models"))
-    if p.alpha is not None and p.memory == 1:
+    if p.alpha is not None:
         left = "worst-case share of the nodes' disagreement that an exchange leaves"
         rows.append(("alpha", f"{left}; runs do better"))
     return rows
-
-
-def _lemmas(p: planning.Plan) -> list[tuple[str, str]]:
-    """What the paper's two lemmas ask for, and where they say nothing."""
-    limit = p.nodes - 1
-    if p.pull_noptlog is None:
-        first = "vacuous (it divides by b/n, which is 0)"
-    else:
-        verdict = f"vacuous: there are only {limit} others" if p.pull_noptlog > limit else "meaningful"
-        first = f"s >= {p.pull_noptlog:,.0f} ({verdict})"
-    if p.pull == limit and p.byzantine:
-        second = "vacuous below s = n - 1, where all are pulled and b_hat = b is certain"
-    elif p.probability == 0:
-        second = f"vacuous at s = {p.pull} (no b_hat below one half reaches its bound)"
-    else:
-        second = f"s = {p.pull}, b_hat = {p.b_hat} holds with at least {percent(p.probability)}"
-    return [("lemma noptlog", first), ("lemma effectiveByz", second)]
-
-
-def _show_mis_specified(console: Console, p: planning.Plan, rows: Sequence[dict[str, float]]) -> None:
-    """How the certainty falls when more nodes are hostile than planned for."""
-    columns = ("hostile nodes", "probability that b_hat is never exceeded")
-    title = f"if more than {p.byzantine} are hostile (s = {p.pull}, b_hat = {p.b_hat} kept)"
-    table = terminal.table(*columns, right=columns, title=title)
-    for row in rows:
-        table.add_row(f"{row['byzantine']:,}", percent(row["probability"]))
-    console.print(table)
-
-
-def _show_theory(console: Console, red: Reduction | None, result: Convergence | None) -> None:
-    """The theorem's constants and bound, or one sentence on why there are none."""
-    if red is None or result is None:
-        why = "b_hat is not a minority, or nodes remember answers"
-        if red is not None:
-            why = f"alpha = {red.alpha:.4g} is not below 1"
-        console.print(f"theorem: does not apply ({why}), so there is no bound to evaluate")
-        return
-    simple = "holds" if red.guaranteed else "fails"
-    console.print(f"condition kappa + 1/h_hat < 1/6: {simple} (kappa = {red.kappa:.4g}, h_hat = {red.h_hat})")
-    console.print(
-        f"theorem: mean squared gradient at every honest node <= {result.bound:.6g} for eta <= "
-        f"{result.eta_max:.6g} (c0 = {result.c0:.4g}, c1 = {result.c1:.4g}, c2 = {result.c2:.4g}, c3 = "
-        f"{result.c3:.4g})"
-    )
-    console.print(f"corollary: epsilon in the order of {result.corollary:.6g} (constants left out)")

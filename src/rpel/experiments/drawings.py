@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rpel import planning, plots
 from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
+from rpel.planning.paper import simulate_max
 from rpel.runs.record import Run, interval
 from rpel.types import Scale
 
@@ -65,7 +66,7 @@ def fraction_rows(panel: Panel) -> list[Row]:
         b = panel.nodes * share // 100
         exact = planning.quantiles(panel.nodes, b, SIMULATED_ROUNDS, PULLS, [0.5, 0.99])
         for s, median, high in zip(PULLS, *exact.tolist(), strict=True):
-            seen = planning.simulate_max(panel.nodes, b, s, SIMULATED_ROUNDS, simulations=SIMULATIONS, seed=b)
+            seen = simulate_max(panel.nodes, b, s, SIMULATED_ROUNDS, simulations=SIMULATIONS, seed=b)
             ends = dict(zip(("mean", "low", "high"), interval([k / (s + 1) for k in seen]), strict=True))
             row: Row = {
                 "curve": f"{share} % hostile",

@@ -10,7 +10,6 @@ from numbers import Integral, Real
 import numpy as np
 
 from rpel import hypergeometric
-from rpel.planning.windows import check_window, window_holds, window_probability, window_quantile
 from rpel.types import Floats, Integers
 
 
@@ -118,8 +117,6 @@ class Question:
     no_shows: int
     margin: int = 1
     """How many of the models are to be left when b̂ were trimmed on either side."""
-    memory: int = 1
-    """c: a node aggregates the answers of its last c rounds, c·s of them."""
     aggregations: int | None = None
     """In all, where nodes do not aggregate once a round each (asynchronous runs)."""
 
@@ -127,26 +124,13 @@ class Question:
     def sizes(self) -> tuple[int, int]:
         return self.nodes, self.byzantine
 
-    @property
-    def widest(self) -> int:
-        """The largest pull there can be."""
-        return (self.nodes - 1) // self.memory
-
     def probability(self, pull: int, b_hat: int) -> float:
-        """P(max ≤ b̂), exactly (for windows of more than three rounds a lower bound)."""
-        if self.memory > 1:
-            return window_probability(*self.sizes, pull, self.rounds, self.memory, b_hat)
+        """P(max ≤ b̂), exactly."""
         return probability(*self.sizes, pull, self.rounds, b_hat, self.aggregations)
 
     def b_hat(self, pull: int) -> int:
         """The smallest b̂ that holds with the confidence asked for."""
-        if self.memory > 1:
-            return window_quantile(*self.sizes, pull, self.rounds, self.memory, self.confidence)
         return quantile(*self.sizes, pull, self.rounds, self.confidence, self.aggregations)
-
-    def window(self, pull: int) -> int:
-        """The answers that a node aggregates."""
-        return self.memory * pull
 
     @property
     def answers_per_hostile(self) -> int:
@@ -154,21 +138,19 @@ class Question:
         return 3 if self.silent else 2
 
     def feasible(self, pull: int, b_hat: int) -> bool:
-        """b̂/m ≤ max_fraction, m − 2b̂ ≥ margin of m = c·s + 1 models, and enough answers when F honest peers a
+        """b̂/m ≤ max_fraction, m − 2b̂ ≥ margin of m = s + 1 models, and enough answers when F honest peers a
         round are late."""
-        answers = self.window(pull)
         return (
-            b_hat <= self.max_fraction * (answers + 1)
-            and 2 * b_hat + self.margin <= answers + 1
-            and self.answers_per_hostile * b_hat + self.memory * self.no_shows <= answers
+            b_hat <= self.max_fraction * (pull + 1)
+            and 2 * b_hat + self.margin <= pull + 1
+            and self.answers_per_hostile * b_hat + self.no_shows <= pull
         )
 
     def smallest_pull_for(self, b_hat: int) -> int:
         """The smallest s at which this b̂ would be feasible, the inverse of :meth:`feasible`."""
         by_fraction = math.ceil(b_hat / self.max_fraction) - 1
-        late = self.memory * self.no_shows
-        answers = max(1, by_fraction, 2 * b_hat + self.margin - 1, self.answers_per_hostile * b_hat + late)
-        return -(-answers // self.memory)
+        by_answers = self.answers_per_hostile * b_hat + self.no_shows
+        return max(1, by_fraction, 2 * b_hat + self.margin - 1, by_answers)
 
     def smallest_pull(self) -> int | None:
         """The smallest feasible s, or None.
@@ -207,21 +189,17 @@ class Question:
         pull = replace(self, max_fraction=min(self.max_fraction, COMFORT), margin=3).smallest_pull()
         if pull is not None:
             return pull
-        some = range(1, self.widest + 1) if self.nodes <= 300 else (self.widest, self.smallest_pull() or 1)
+        some = range(1, self.nodes) if self.nodes <= 300 else (self.nodes - 1, self.smallest_pull() or 1)
         known = ((s, self.b_hat(s)) for s in some)
         return max(
             (s for s, k in known if self.feasible(s, k)),
-            key=lambda s: (self.window(s) - 2 * self.b_hat(s), -s),
+            key=lambda s: (s - 2 * self.b_hat(s), -s),
             default=None,
         )
 
     def _suffices(self, b_hat: int) -> bool:
         pull = self.smallest_pull_for(b_hat)
-        if pull > self.widest:
-            return False
-        if self.memory > 1:
-            return window_holds(*self.sizes, pull, self.rounds, self.memory, b_hat, self.confidence)
-        return self.probability(pull, b_hat) >= self.confidence
+        return pull < self.nodes and self.probability(pull, b_hat) >= self.confidence
 
 
 def check_question(case: Question) -> None:
@@ -238,7 +216,6 @@ def check_question(case: Question) -> None:
         raise ValueError(
             f"max_fraction {float(case.max_fraction)} must lie in (0, 1/2], for example {nearest}"
         )
-    check_window(case.nodes, 1, case.memory)
     most = case.nodes - case.byzantine - 1
     if not 0 <= case.no_shows <= most:
         raise ValueError(f"no_shows {case.no_shows} must lie between 0 and {most}")

@@ -151,7 +151,7 @@ def certificate(
         "plan": dict(plan),
         "guarantee": guarantee.value,
         "held": not len(rounds),
-        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("window", plan.get("pull", 0))), b_hat))},
+        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("pull", 0)), b_hat))},
         "aggregations": int((counts >= 0).sum()),
         "max_observed": int(counts.max(initial=0)),
         "histogram": np.bincount(counts[counts >= 0]).tolist() if counts.size else [],

@@ -90,7 +90,7 @@ DECLARED = (
     Column("messages", "models sent", _ALL, _COST, -1, ",.0f"),
     Column("bytes", "their size", _ALL, _COST, -1, ",.0f"),
     Column(
-        "byzantine_max", "the most hostile peers any honest node met in this round (or window)", _ALL,
+        "byzantine_max", "the most hostile peers any honest node met in this round", _ALL,
         _DETAIL, -1, "d", "hostile/byzantine_max",
     ),
     Column("degraded", "honest nodes that could not aggregate", _ALL, _DETAIL, -1, "d", "hostile/degraded"),

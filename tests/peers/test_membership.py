@@ -73,10 +73,36 @@ def test_membership_terms_survive_the_file(
     assert again.hash == m.hash
 
 
-def test_membership_of_another_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"protocol 2 .*3$") as refused:
-        Membership.load(Path(__file__).parents[1] / "data" / "protocol-2.toml", draft=True)
+@pytest.mark.parametrize("protocol", [1, 3, 5, "4"])
+def test_membership_of_another_protocol_is_refused_with_what_to_do(tmp_path: Path, protocol: object) -> None:
+    content = network().to_dict()
+    assert content["protocol"] == 4
+    path = written(tmp_path / "members.toml", content | {"protocol": protocol, "memory": 2})
+    with pytest.raises(ValueError, match="rpel network new") as refused:
+        Membership.load(path)
+    assert str(refused.value).startswith(f"{path}: protocol {protocol!r} is not supported, only 4: use")
     assert "\n" not in str(refused.value)
+
+
+def test_weight_1_may_stand_in_the_file_and_changes_no_hash(tmp_path: Path) -> None:
+    m = network()
+    content = m.to_dict()
+    assert all("weight" not in entry for entry in content["member"])
+    for entry in content["member"]:
+        entry["weight"] = 1
+    again = Membership.load(written(tmp_path / "members.toml", content))
+    assert again == m
+    assert again.hash == m.hash
+
+
+@pytest.mark.parametrize("weight", [0, 2, -1, 1.5, "1"])
+def test_other_weight_than_1_is_refused(tmp_path: Path, weight: object) -> None:
+    content = network().to_dict()
+    content["member"][2]["weight"] = weight
+    path = written(tmp_path / "members.toml", content)
+    with pytest.raises(ValueError, match="every member counts once") as refused:
+        Membership.load(path)
+    assert str(refused.value).startswith(f"{path}, member 3: weight {weight!r} is not supported")
 
 
 def test_hash_does_not_see_key_order_white_space_comments_or_spelling(tmp_path: Path) -> None:
@@ -113,9 +139,8 @@ def test_hash_sees_every_field_and_every_member() -> None:
     # also such as are refused
     versions = [m.model_copy(update={key: value}) for key, value in changes.items()]
     versions += [m.replace(hyperparameters=table) for table in ({}, {**m.hyperparameters, "lr": 0.25})]
-    versions += [
-        m.replace(members=(first.replace(**{key: "x"}), *m.members[1:])) for key in Member.model_fields
-    ]
+    others = [first.model_copy(update={key: 2 if key == "weight" else "x"}) for key in Member.model_fields]
+    versions += [m.replace(members=(changed, *m.members[1:])) for changed in others]
     versions += [m.replace(members=(other, *m.members[1:])), m.replace(members=tuple(reversed(m.members)))]
     assert len(changes) == len(Membership.model_fields) - 2
     assert len({v.hash for v in [m, *versions]}) == len(versions) + 1

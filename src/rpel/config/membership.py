@@ -37,8 +37,8 @@ from rpel.types import CONFIDENCE, ROBUST_RULE, WireName
 INIT_FILE = "init.safetensors"
 """The common initial model lies beside members.toml under this name."""
 
-PROTOCOL = 3
-"""The protocol that peers speak: half-steps are signed over what no later membership may change."""
+PROTOCOL = 4
+"""The protocol that peers speak."""
 
 OUTER = ("outer", "outer_lr", "outer_momentum")
 """Keys of the step after line 9; they stand in the file only where there is one."""
@@ -46,9 +46,8 @@ OUTER = ("outer", "outer_lr", "outer_momentum")
 ADDED = ("wire", "epoch_round", "hours", "earlier")
 """Keys that stand in the file, and enter its hash, only where they differ from their defaults."""
 
-LINGER = 10.0
-"""Periods after the last round in which peers serve it to members that are late,
-unless all have ended before."""
+LINGER = 2.0
+"""Periods after the last round in which peers serve it to members that are late."""
 
 _log = logging.getLogger("rpel")
 _said: set[tuple[str, str]] = set()  # cautions, by membership: a command reads its files several times
@@ -64,6 +63,7 @@ class Member(StrictRecord):
     id: str
     organisation: str = ""
     url: str
+    weight: int = Field(default=1, ge=1, le=1)
     certificate: str
     fingerprint: str
 
@@ -85,6 +85,11 @@ class Member(StrictRecord):
         spaces and capitals."""
         if not isinstance(entry, dict):
             raise ValueError(f"{where} is not valid: it takes a table [[member]]")
+        if entry.get("weight", 1) != 1:
+            raise ValueError(
+                f"{where}: weight {entry['weight']!r} is not supported, because every member counts once: "
+                "write weight = 1, or leave the key out"
+            )
         written = cls.read(where, entry)
         pin = written.fingerprint.replace(":", "").replace(" ", "").lower()
         try:
@@ -102,9 +107,13 @@ class Member(StrictRecord):
         """When the certificate ends, unix seconds."""
         return read_certificate(self.certificate).not_after.timestamp()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of its table [[member]]; the weight only where it is not 1."""
+        return {key: value for key, value in self.given().items() if (key, value) != ("weight", 1)}
+
     def toml(self) -> str:
         """The lines of members.toml that make somebody a member."""
-        return tomli_w.dumps({"member": [self.given()]}, multiline_strings=True)
+        return tomli_w.dumps({"member": [self.to_dict()]}, multiline_strings=True)
 
 
 class Membership(StrictRecord):
@@ -153,6 +162,11 @@ class Membership(StrictRecord):
     def load(cls, path: str | Path, draft: bool = False) -> "Membership":
         """A members.toml, checked; with ``draft`` one whose members are not complete yet."""
         where, content = str(path), read_toml(Path(path))
+        if (protocol := content.get("protocol", PROTOCOL)) != PROTOCOL:
+            raise ValueError(
+                f"{where}: protocol {protocol!r} is not supported, only {PROTOCOL}: use the version of rpel "
+                "that wrote the file, or make the network again with this one (rpel network new)"
+            )
         check_keys(where, content, [*(key for key in cls.model_fields if key != "members"), "member"])
         if isinstance(content.get("epoch"), datetime):
             content["epoch"] = _seconds(where, content["epoch"])
@@ -188,7 +202,7 @@ class Membership(StrictRecord):
     def to_dict(self) -> dict[str, Any]:
         """The content of members.toml, in the file's order."""
         content = self.given() | {"hyperparameters": dict(self.hyperparameters)}
-        content |= {"member": [member.given() for member in content.pop("members")]}
+        content |= {"member": [member.to_dict() for member in content.pop("members")]}
         content["earlier"] = [pace.given() for pace in self.earlier]
         left_out = {key for key in ADDED if getattr(self, key) == Membership.model_fields[key].default}
         left_out |= set(OUTER) if self.outer == "none" else set()

@@ -134,13 +134,11 @@ class MembershipWatcher:
 
 def _successor(now: Membership, coming: Membership, force: bool = False) -> Membership:
     """The coming membership, if it can follow the present one."""
-    for key in ("from_round", "protocol"):
-        had, has = getattr(now, key), getattr(coming, key)
-        if has < had and not force:
-            raise ValueError(
-                f"its {key} is {has}, and {had} is in force: it is an older file, with which this peer would "
-                "be split off from the others; --force takes it all the same"
-            )
+    if coming.from_round < now.from_round and not force:
+        raise ValueError(
+            f"its from_round is {coming.from_round}, and {now.from_round} is in force: it is an older file, "
+            "with which this peer would be split off from the others; --force takes it all the same"
+        )
     for key in (*FIXED, "wire"):
         if getattr(coming, key) != getattr(now, key):
             raise ValueError(

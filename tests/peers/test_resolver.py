@@ -72,22 +72,9 @@ def test_literal_address_is_never_looked_up() -> None:
     asyncio.run(scenario())
 
 
-def test_last_known_address_is_tried_while_a_name_does_not_resolve(
-    tmp_path: Path, lookup: Callable[..., list[Any]]
-) -> None:
-    kept = tmp_path / "addresses.json"
-
-    async def scenario() -> None:
-        Resolver(kept=kept, lookup=lookup).reached("tarpit.example", "198.51.100.9")
-        again = Resolver(kept=kept, lookup=lookup, patience=0.05)  # after a restart
-        assert [str(found) for found in await again.addresses("tarpit.example", 4)] == ["198.51.100.9"]
-        with pytest.raises(OSError, match=r"nowhere\.example"):
-            await again.addresses("nowhere.example", 4)
-
-    asyncio.run(scenario())
-    assert kept.stat().st_mode & 0o777 == 0o600
-    kept.write_text("[1, 2")
-    assert Resolver(kept=kept)  # a damaged file is none
+def test_name_without_an_address_is_an_error_that_names_it(lookup: Callable[..., list[Any]]) -> None:
+    with pytest.raises(OSError, match=r"nowhere\.example"):
+        asyncio.run(Resolver(lookup=lookup).addresses("nowhere.example", 4))
 
 
 def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable[..., list[Any]]) -> None:

@@ -93,7 +93,6 @@ class MemoryStore:
     signatures: dict[int, bytes] = field(default_factory=dict)
     told: dict[int, dict[str, object]] = field(default_factory=dict)
     now: Snapshot = field(init=False)
-    late_in: float = float("inf")
 
     def put(self, round: int, x: Models) -> None:
         file = os.memfd_create(f"round {round}")
@@ -118,14 +117,8 @@ class MemoryStore:
     def seen(self, now: Snapshot, round: int) -> dict[str, object] | None:
         return self.told.get(round)
 
-    def other_ended(self, pin: str) -> bool:
-        return False
-
     def position(self) -> float:
         return asyncio.get_running_loop().time() + self.ahead
-
-    def late(self, now: Snapshot, round: int) -> float:
-        return self.late_in
 
     def status(self) -> dict[str, object]:
         return {"round": self.policy.passed}

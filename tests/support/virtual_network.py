@@ -164,7 +164,6 @@ class Peer:
         self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
         self.refused: str | None = None
         self.retired = False  # down for good
-        self.ended = False  # it has played its last round, and serves it to the late
         self.left = False  # it has nothing more to do
         self.stops = 0  # because its own signature was shown to it
         self.proofs: list[Proof] = []  # on disk, so to say
@@ -175,7 +174,7 @@ class Peer:
         """Start the process: nothing in memory, everything from the disk."""
         if self.up or self.retired or self.left:
             return
-        self.up, self.incarnation, self.ended = True, self.incarnation + 1, False
+        self.up, self.incarnation = True, self.incarnation + 1
         self.policy = ServePolicy()
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
@@ -356,14 +355,7 @@ class Peer:
         self.later(0.0, self.go, None)
 
     def on_linger(self, want: protocol.Linger) -> None:
-        """Until all others are known to have ended, or to that position; whoever is hostile never says so."""
-        self.ended = True
-        others = [number for number in self.roster.ids if number != self.number]
-        over = all(number not in self.net.hostile and self.net.peers[number].ended for number in others)
-        if over or self.clock.position() >= want.until:
-            self.go(None)
-        else:
-            self.later(0.5, self.on_linger, want)
+        self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     # --- pulling ---
 
@@ -515,7 +507,7 @@ class VirtualNetwork:
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
         self.linger = 0.0
-        self.signs = False  # protocol 2
+        self.signs = False
         self.outer: NesterovOuter | None = None
         self.trace: list[tuple[Any, ...]] = []
         self._rosters: dict[tuple[int, int, int], Roster] = {}

@@ -59,7 +59,7 @@ def new(
     period: float = 60.0, deadline: float | None = None, epoch: str | None = None, hours: str | None = None,
     rule: str = ROBUST_RULE, local_steps: int = 1, hyperparameters: list[str] | None = None,
     optimizer: str | None = None, optimizer_params: list[str] | None = None, outer: str = "none",
-    outer_lr: float = 0.7, outer_momentum: float = 0.9, allow_private: bool = False, linger: float = 10.0,
+    outer_lr: float = 0.7, outer_momentum: float = 0.9, allow_private: bool = False, linger: float = 2.0,
     wire: str = "float32", upstream: str | None = None,
     run: str | None = None, out: Path = opt.HERE, seed: int = 0, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
@@ -93,7 +93,7 @@ def new(
         outer_lr: Its rate.
         outer_momentum: Its momentum.
         allow_private: Members may have private addresses (one office, one machine, a VPN).
-        linger: Periods after the last round in which peers serve it to members that are late, at most.
+        linger: Periods after the last round in which peers serve it to members that are late.
         wire: How models travel: float32 or int8 (a quarter of the bytes).
         upstream: What a member can send, such as 20Mbit: the shortest period for it is told.
         run: The network's name; 128 random bits are put behind it. [the task's]
@@ -472,9 +472,8 @@ def _reached(report: "Report") -> str:
         return "your peer does not run here: start it and check again to learn who reaches you"
     if not report.called:
         return "nobody was asked to call back: they do so once a minute at most"
-    way = f" ({report.way})" if report.way else ""
     more = "" if all(report.called) else ": is the port of your url open? docs/operators.md, no port to open"
-    return f"{sum(report.called)} of {len(report.called)} reach you{way}{more}"
+    return f"{sum(report.called)} of {len(report.called)} reach you{more}"
 
 
 def _checked(checked: Sequence["Checked"]) -> Table:

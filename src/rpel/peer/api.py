@@ -34,8 +34,8 @@ class Peer:
     At the top of the loop the model holds the last round's aggregate; at its end what the step made of it is
     published, the other members' models are pulled, and the robust aggregate is loaded back. Leaving the
     loop, or an exception in it, publishes nothing for that round. A script that is started again goes on
-    where it stopped. After the last round the loop ends when the other members have ended theirs, or one
-    period later: until then they may need its model.
+    where it stopped. After the last round the loop ends ``linger`` periods later, as members.toml says (2):
+    until then late members may need its model.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Peer:
             raise ValueError("rpel.Peer takes the path of a peer.toml, or config=, and not both")
         if path is not None:
             config = Config.load(os.fspath(path))
-        self._node = Node(config if isinstance(config, Config) else Config.of(config or {}), linger=1.0)
+        self._node = Node(config if isinstance(config, Config) else Config.of(config or {}))
 
     def __enter__(self) -> Self:
         self._node.__enter__()

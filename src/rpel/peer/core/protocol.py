@@ -29,9 +29,9 @@ written to after they were made, but for one: a :data:`LentRow`. Its invariants:
    leaves the aggregate as it is and forgets v. The model before the local steps and v are in the record of
    the half-step, so that a crash in the middle of a round, even after a checkpoint that the disk refused,
    loses neither.
-8. The end is the same for all. After its last round a peer serves it until every other member has ended, too,
-   for at most ``linger`` periods; who missed it takes a robust aggregate of that round's half-steps, from one
-   more draw, which is recorded like those of the rounds.
+8. The end is the same for all. After its last round a peer serves it for ``linger`` periods; who missed it
+   takes a robust aggregate of that round's half-steps, from one more draw, which is recorded like those of
+   the rounds.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -234,9 +234,8 @@ class Tell:
 
 @dataclass(frozen=True)
 class Linger:
-    """→ None, when every other member is known to have ended, or this peer's clock has that position."""
+    """→ None, when this peer's clock has that position: the last round has ended here, and is served."""
 
-    round: int
     until: float
 
 
@@ -303,7 +302,7 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
     end = clock.end(terms.rounds) + terms.linger * clock.period
     if state.round < terms.rounds and clock.position() < end:
         yield from _final(memory.record, state, terms, clock, sampler)
-    yield Linger(terms.rounds, end)
+    yield Linger(end)
 
 
 def _next(state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:

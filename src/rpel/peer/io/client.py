@@ -17,15 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rpel.peer.core.evidence import Signed
 from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.io.http import (
     CLOCK,
-    ENDED,
-    HERE,
     INIT,
     MODEL,
     REACH,
@@ -48,7 +45,6 @@ from rpel.types import Models, PullResult
 _CONNECT = 5.0
 # what TLS takes for a host's name
 _NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
-_ADDRESS = re.compile("[0-9a-fA-F:.]{2,45}")
 _VERSION = re.compile("[0-9A-Za-z.+-]{1,20}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
 _PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
@@ -115,10 +111,9 @@ class _Metered:
 class Client:
     """The connections of the asking end, kept for the next round. ``position`` is this peer's round clock."""
 
-    def __init__(self, layout: Layout, position: Callable[[], float], addresses: Path | None = None) -> None:
-        """``addresses``: a file that keeps where members were reached."""
+    def __init__(self, layout: Layout, position: Callable[[], float]) -> None:
         self.layout, self.position = layout, position
-        self._resolver = Resolver(addresses)
+        self._resolver = Resolver()
         self._idle: dict[Line, list[tuple[float, Connection]]] = {}
         self._open: set[Connection] = set()
         self._sockets: set[Socket] = set()
@@ -189,12 +184,9 @@ class Client:
             connection.abort()
         return await self._connected(now, member)
 
-    async def _connected(self, now: Snapshot, member: int, named: bool = True) -> Connection:
-        """A new one; ``named``: with the host's name in the ClientHello,
-        by which a forwarder can tell members apart.
-
-        Identity is the pin, with or without a name.
-        """
+    async def _connected(self, now: Snapshot, member: int) -> Connection:
+        """A new one, with the host's name in the ClientHello, by which a forwarder can tell members apart;
+        identity is the pin."""
         entry = now.membership.members[member]
         host, _, port = entry.url.removeprefix("https://").rpartition(":")
         connection = Connection()
@@ -204,16 +196,11 @@ class Client:
                 most, private = now.membership.byzantine + _LOOKUPS, now.membership.allow_private
                 addresses = await self._resolver.addresses(host.strip("[]"), most, private)
                 reached = await connect(addresses, int(port), self._sockets)
-                try:
-                    where = reached.getpeername()[0]
-                except OSError:  # reset already
-                    reached.close()
-                    raise
                 transport, _ = await asyncio.get_running_loop().create_connection(
                     lambda: connection,
                     sock=reached,
                     ssl=context,
-                    server_hostname=host if named and _NAME.fullmatch(host) else "",
+                    server_hostname=host if _NAME.fullmatch(host) else "",
                     ssl_handshake_timeout=_CONNECT,
                     ssl_shutdown_timeout=1.0,
                 )
@@ -225,32 +212,15 @@ class Client:
         if leaf_fingerprint(transport.get_extra_info("ssl_object")) != entry.fingerprint:
             transport.abort()
             raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: its certificate is another")
-        self._resolver.reached(host.strip("[]"), where)
         return connection
 
-    async def probe(self, now: Snapshot, member: int, within: float = _CONNECT) -> dict[str, object]:
-        """Whether a member is reached at its url by a new connection, with a name and without one, and from
-        where it says it sees this peer."""
-        outcome: dict[str, object] = {"reached": False, "without_name": False, "address": "", "reason": ""}
-        remote = self.member(now, member)
-        for named in (True, False):
-            try:
-                async with asyncio.timeout(within):
-                    connection = await self._connected(now, member, named)
-                    try:
-                        text: list[Text] = []
-                        await connection.get(remote.request(HERE), partial(_into, text))
-                        address = str(text[-1].content().get("address", ""))
-                    finally:
-                        connection.abort()
-            except (OSError, ValueError, Malformed, Refused) as error:
-                outcome["reason"] = outcome["reason"] or str(error) or type(error).__name__
-                continue
-            if named:
-                outcome |= {"reached": True, "address": address if _ADDRESS.fullmatch(address) else ""}
-            else:
-                outcome["without_name"] = True
-        return outcome
+    async def probe(self, now: Snapshot, member: int) -> bool:
+        """Whether a member is reached at its url by a new connection."""
+        try:
+            (await self._connected(now, member)).abort()
+        except (OSError, ValueError):
+            return False
+        return True
 
 
 Line = tuple[str, str, str, str]
@@ -321,11 +291,6 @@ class RemoteMember:
     async def status(self, deadline: float) -> dict[str, Any] | Answer:
         """What it says of itself; an Answer if it does not."""
         return await self._text(STATUS, deadline)
-
-    async def ended(self, deadline: float) -> bool | None:
-        """Tell it that this peer has ended; whether it has, too. None if it does not answer."""
-        reply = await self._text(ENDED, deadline)
-        return None if isinstance(reply, Answer) else reply.get("ended") is True
 
     async def reach(self, deadline: float) -> dict[str, Any] | Answer:
         """Ask it to call back at this peer's own url, and what came of that."""
@@ -411,13 +376,6 @@ class RemoteMember:
             return None
         valid = self.now.signed(self.number, round, reception.digest, signature)
         return Signed(reception.digest, signature) if valid else None
-
-
-def _into(texts: list[Text], head: Head) -> Sink:
-    if head.status != 200:
-        raise Refused(head)
-    texts[:] = [Text(head)]
-    return texts[0]
 
 
 def _judged(judge: Judge, sent: float, connection: Connection, head: Head) -> Sink:

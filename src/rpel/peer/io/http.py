@@ -28,16 +28,9 @@ import h11
 
 from rpel.peer.core.wire import Malformed
 
-MODEL, SEEN, INIT, CLOCK, STATUS, ENDED = (
-    "/v1/model/",
-    "/v1/seen/",
-    "/v1/init",
-    "/v1/clock",
-    "/v1/status",
-    "/v1/ended",
-)
-REACH, HERE = "/v1/reach", "/v1/here"
-"""Asks a member to call back at the asker's url; what it asks for there: the address that it is seen from."""
+MODEL, SEEN, INIT, CLOCK, STATUS = "/v1/model/", "/v1/seen/", "/v1/init", "/v1/clock", "/v1/status"
+REACH = "/v1/reach"
+"""Asks a member to call back at the asker's url."""
 LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
 _MOST_HEADERS = 16

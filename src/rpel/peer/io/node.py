@@ -62,7 +62,6 @@ from rpel.types import Measured, Models, Outcome
 
 log = logging.getLogger("rpel")
 
-ADDRESSES_FILE = "addresses.json"
 PRIVACY_FILE = "privacy.json"
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _UNASKED = 5  # rounds in which nobody had this peer's half-step, after which that is said
@@ -118,13 +117,11 @@ class Node:
         sampler: Sampler = from_os,
         progress: Progress | None = None,
         force: bool = False,
-        linger: float | None = None,
     ) -> None:
         """Read and check everything; nothing is opened yet. ``sampler``:
         another than the system's is for tests;
-        ``force``: a membership that comes too late, or an older one, is taken all the same; ``linger``:
-        periods after the last round, if they are to be fewer than members.toml says."""
-        self.config, self._sampler, self.progress, self._linger = config, sampler, progress, linger
+        ``force``: a membership that comes too late, or an older one, is taken all the same."""
+        self.config, self._sampler, self.progress = config, sampler, progress
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
         now = take(config, in_force(config, self._watcher))
         m = now.membership
@@ -198,7 +195,7 @@ class Node:
 
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
-        self._client = Client(self.layout, self.clock.position, self.config.state_dir / ADDRESSES_FILE)
+        self._client = Client(self.layout, self.clock.position)
         self.server = Server(
             self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe
         )
@@ -299,12 +296,7 @@ class Node:
         scratch = self._table[1]
         scratch[:] = self._initial()
         learner.prepare(scratch, scratch=self._table[0])
-        return protocol.rounds(self._terms, self.clock, self._sampler, self._initial)
-
-    @property
-    def _terms(self) -> Terms:
-        terms = self.now.terms
-        return terms if self._linger is None else replace(terms, linger=min(self._linger, terms.linger))
+        return protocol.rounds(self.now.terms, self.clock, self._sampler, self._initial)
 
     def _initial(self) -> Models:
         return initial_model(self.config, self.now.membership)[1]
@@ -349,7 +341,7 @@ class Node:
         m = self.now.membership
         if self.clock.round() <= m.rounds:
             return False
-        left = self.clock.position() >= self.clock.end(m.rounds) + self._terms.linger * m.period
+        left = self.clock.position() >= self.clock.end(m.rounds) + m.linger * m.period
         return left or m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
 
     def _beginning(self, number: int) -> Round:
@@ -388,13 +380,12 @@ class Node:
                 return self._save(checkpoint, learner)
             case protocol.Tell(report):
                 return self._tell(report, learner)
-            case Linger(_, until):
+            case Linger(until):
                 self._finish()
                 self.service.ended = True
-                seconds = until - self.clock.position()
-                if seconds > 0:
-                    self._background.call(self._pulls.linger(self.now, self.service.others, seconds))
-                return None
+                if (left := until - self.clock.position()) > 0:
+                    log.info("the last round is served to late members for %s more", duration(left))
+                return self.sleep(until)
         raise AssertionError(effect)
 
     def _recall(self, learner: Learner) -> Memory:
@@ -446,7 +437,7 @@ class Node:
             self._show_identity()
             self._keep(coming)
             log.info("membership %s is in force", coming.hash[:12])
-        return self._terms
+        return self.now.terms
 
     def _keep(self, membership: Membership) -> None:
         """In the state folder, for the next start:

@@ -8,8 +8,7 @@ with each answer comes what its sender saw signed in the round before.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,41 +18,12 @@ from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.intake import FIRST, Intake
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.snapshot import Snapshot
-from rpel.text import duration, shortened
+from rpel.text import shortened
 from rpel.types import Models, PullResult
 
 log = logging.getLogger("rpel")
 
-_TOLD = 5.0  # seconds in which a member answers that it was told of this peer's end
-_AGAIN = 1.0  # seconds until those who did not are told again
-
 _EXCLUDED = Answer(PullResult.REFUSED, reason="it is excluded: its key signed two half-steps of one round")
-
-
-class OthersEnded:
-    """Which members have ended their last round, and which know that this peer has, by pin;
-    in the network's thread."""
-
-    def __init__(self) -> None:
-        self._ended: set[str] = set()
-        self._told: set[str] = set()
-        self._news = asyncio.Event()
-
-    def note(self, pin: str, ended: bool, told: bool) -> None:
-        """``ended``: this member has; ``told``: it knows that this peer has."""
-        self._ended |= {pin} if ended else set()
-        self._told |= {pin} if told else set()
-        self._news.set()
-
-    def told(self, pin: str) -> bool:
-        """Whether this member knows that this peer has ended."""
-        return pin in self._told
-
-    async def all_done(self, pins: Iterable[str]) -> None:
-        """Wait until neither these members nor this peer wait for each other any more."""
-        while not self._ended & self._told >= set(pins):
-            self._news.clear()
-            await self._news.wait()
 
 
 class Pulls:
@@ -160,48 +130,6 @@ class Pulls:
         if self._detector.duplicate_key and self._alarm is not None:
             alarm, self._alarm = self._alarm, None  # once: this peer may be closing its network already
             alarm()
-
-    async def linger(self, now: Snapshot, others: OthersEnded, seconds: float) -> None:
-        """Tell every other member that this peer has ended, until all have said the same,
-        at most for so many seconds.
-
-        Whoever leaves has told all the others, so that nobody waits for it. It need not be told in turn: who
-        says that it has ended is answered, and so knows (it may be gone a moment later,
-        and would be waited for in vain).
-        """
-        loop, excluded = asyncio.get_running_loop(), self._detector.excluded(now)
-        waiting = [number for number in now.others if now.names[number] not in excluded]
-        pins, deadline = (
-            [now.membership.members[number].fingerprint for number in waiting],
-            loop.time() + seconds,
-        )
-        telling = [loop.create_task(self._say_ended(now, number, others, deadline)) for number in waiting]
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(seconds, _AGAIN)):
-                    await others.all_done(pins)
-                    return
-            log.info(
-                "the last round is served for up to %s to those who have not ended it", duration(seconds)
-            )
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await others.all_done(pins)
-        finally:
-            for task in telling:
-                task.cancel()
-            await asyncio.gather(*telling, return_exceptions=True)
-
-    async def _say_ended(self, now: Snapshot, number: int, others: OthersEnded, deadline: float) -> None:
-        """Tell one member that this peer has ended,
-        again and again until it answers or has asked the same."""
-        loop, pin = asyncio.get_running_loop(), now.membership.members[number].fingerprint
-        while not others.told(pin):
-            ended = await self._client.member(now, number).ended(min(deadline, loop.time() + _TOLD))
-            if ended is not None:
-                others.note(pin, ended=ended, told=True)
-            else:
-                await asyncio.sleep(_AGAIN)
 
     def _compare(self, now: Snapshot) -> None:
         """Say once that this peer's members.toml is not the others', when more say so than can be hostile."""

@@ -4,50 +4,37 @@ addresses raced.
 Invariants: a literal address is never looked up. For each host at most one look-up is under way, in a thread
 of its own, and all together no more than ``most``: a member's name that never resolves takes one of them, so
 that with b hostile members and ``most`` above b the others' names are always looked up. Whoever waits stops
-waiting at its own time; the look-up goes on and whoever asks next is given its result. When there is none in
-``patience`` seconds, the addresses at which the member was reached last are used, also after a restart.
+waiting at its own time; the look-up goes on and whoever asks next is given its result.
 Addresses are tried a quarter of a second apart, of both families in turn,
 and the first that answers is taken (RFC 8305).
 """
 
 import asyncio
-import json
-import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any
 
 from rpel.config.membership import is_public
-from rpel.files import atomic
 from rpel.peer.io.http import Socket
 
-_PATIENCE = 1.0  # seconds that a look-up is waited for where older addresses are known
 _APART = 0.25  # seconds between two attempts to connect
 _MOST_ADDRESSES = 8  # of one host: whoever announces more is not believed
-_log = logging.getLogger("rpel")
 
 Address = IPv4Address | IPv6Address
 Lookup = Callable[..., Sequence[tuple[Any, ...]]]
 
 
 class Resolver:
-    """The addresses of hosts. ``kept``: a file for those at which members were reached."""
+    """The addresses of hosts."""
 
-    def __init__(
-        self,
-        kept: Path | None = None,
-        lookup: Lookup = socket.getaddrinfo,
-        patience: float = _PATIENCE,
-    ) -> None:
-        self._kept, self._lookup, self._patience, self._most = kept, lookup, patience, 0
+    def __init__(self, lookup: Lookup = socket.getaddrinfo) -> None:
+        self._lookup, self._most = lookup, 0
         self._under_way: dict[str, asyncio.Future[list[Address]]] = {}
         self._waiting: list[str] = []
-        self._good: dict[str, list[str]] = _read(kept)
 
     @property
     def under_way(self) -> int:
@@ -63,34 +50,8 @@ class Resolver:
         with suppress(ValueError):
             return _allowed(host, [ip_address(host)], private)
         self._most = most
-        known = [ip_address(text) for text in self._good.get(host, [])]
         future = self._under_way.get(host) or self._begin(host)
-        try:
-            async with asyncio.timeout(self._patience if known else None):
-                current = await asyncio.shield(future)
-        except (OSError, TimeoutError):
-            if not known:
-                raise
-            current = known
-        first = [address for address in known if address in current][:1]  # which answered the last time
-        rest = [address for address in current if address not in first]
-        return _allowed(host, _alternating([*first, *rest]), private)
-
-    def reached(self, host: str, address: str) -> None:
-        """The member was there: remember it."""
-        with suppress(ValueError):
-            ip_address(host)
-            return  # a literal
-        before = self._good.get(host, [])
-        if before[:1] == [address]:
-            return
-        self._good[host] = [address, *(other for other in before if other != address)][:_MOST_ADDRESSES]
-        if self._kept is not None:
-            try:
-                with atomic(self._kept, mode=0o600) as file:
-                    file.write(json.dumps(self._good).encode())
-            except OSError as error:
-                _log.debug("addresses could not be kept: %s", error)
+        return _allowed(host, _alternating(await asyncio.shield(future)), private)
 
     def _begin(self, host: str) -> asyncio.Future[list[Address]]:
         future = self._under_way[host] = asyncio.get_running_loop().create_future()
@@ -152,15 +113,6 @@ def _looked_at(future: asyncio.Future[Any]) -> None:
     """A failed look-up that nobody waits for any more is no error of the program."""
     if not future.cancelled():
         future.exception()
-
-
-def _read(path: Path | None) -> dict[str, list[str]]:
-    """The addresses that were kept; none if the file is not what was written."""
-    try:
-        content = json.loads(path.read_bytes()) if path is not None else {}
-        return {str(host): [str(ip_address(text)) for text in texts] for host, texts in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
 
 
 # --- connections --------------------------------------------------------------------------------------------

@@ -22,8 +22,6 @@ from typing import Protocol
 from rpel.peer.core.serve_policy import GONE, Decision, ServePolicy
 from rpel.peer.io.http import (
     CLOCK,
-    ENDED,
-    HERE,
     INIT,
     MODEL,
     REACH,
@@ -51,8 +49,8 @@ _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins
 _BETWEEN_CALLS = 60.0  # seconds between two calls back to one member
 _log = logging.getLogger("rpel")
 
-CallBack = Callable[[Snapshot, int], Awaitable[dict[str, object]]]
-"""(membership, member) → what came of connecting to that member's url."""
+CallBack = Callable[[Snapshot, int], Awaitable[bool]]
+"""(membership, member) → whether that member is reached at its url."""
 
 
 class Service(Protocol):
@@ -79,9 +77,6 @@ class Service(Protocol):
 
     def status(self) -> dict[str, object]:
         """What :code:`rpel watch` shows."""
-
-    def other_ended(self, pin: str) -> bool:
-        """A member says that it has ended its last round; whether this peer has."""
 
     def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
         """A request was answered with this code; ``sent`` bytes of a body left."""
@@ -355,10 +350,6 @@ class Server:
             return json_reply({"position": self._service.position()})
         if request.path == STATUS:
             return json_reply(self._service.status())
-        if request.path == ENDED:
-            return json_reply({"ended": self._service.other_ended(line.pin)})
-        if request.path == HERE and line.transport is not None:
-            return json_reply({"address": line.transport.get_extra_info("peername")[0]})
         if request.path == REACH and self._call_back is not None:
             return await self._reached(line, now)
         return Reply(404)
@@ -371,7 +362,7 @@ class Server:
         if member is None or moment - self._called.get(line.pin, -math.inf) < _BETWEEN_CALLS:
             return json_reply({"too_often": True})
         self._called[line.pin] = moment
-        return json_reply(await self._call_back(now, member))
+        return json_reply({"reached": await self._call_back(now, member)})
 
     async def _model(self, line: MemberLine, now: Snapshot, round: int) -> Reply | None:
         """One body, if the policy gives it: now, or when its round is published."""

@@ -16,7 +16,6 @@ from rpel.peer.core.wire import Layout
 from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.model_files import initial_body
-from rpel.peer.io.pulls import OthersEnded
 from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body, Store
 from rpel.privacy import Budget
@@ -30,7 +29,7 @@ class PeerService:
 
     def __init__(self, config: Config, now: Snapshot, layout: Layout, clock: RoundClock) -> None:
         self.config, self.now, self._layout, self.clock = config, now, layout, clock
-        self.policy, self.metrics, self.others = ServePolicy(), Metrics(), OthersEnded()
+        self.policy, self.metrics = ServePolicy(), Metrics()
         self.store: Store
         self.detector: EquivocationDetector
         self.unready = "starting"
@@ -69,11 +68,6 @@ class PeerService:
     def position(self) -> float:
         """This peer's round clock."""
         return self.clock.position()
-
-    def other_ended(self, pin: str) -> bool:
-        """A member says that it has ended its last round; whether this peer has."""
-        self.others.note(pin, ended=True, told=self.ended)
-        return self.ended
 
     def status(self) -> dict[str, object]:
         """What `rpel watch` shows of this peer."""

@@ -7,13 +7,9 @@ other for the common initial model, which is as large as what travels in every r
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -41,14 +37,6 @@ _UNANSWERED = {
 }
 
 
-class Way(StrEnum):
-    """How members' connections come to a peer."""
-
-    DIRECT = "direct"
-    TUNNEL = "tunnel"
-    SNI = "SNI"
-
-
 @dataclass(frozen=True)
 class Checked:
     """What came of one member. Clocks in seconds, positive if the member's is ahead;
@@ -63,8 +51,6 @@ class Checked:
     megabytes_per_second: float | None = None
     reaches_you: bool | None = None
     """Whether it could call back; None: it was not asked, or does not know how to."""
-    way: Way | None = None
-    """How its call came, where it did."""
     remark: str = "well"
 
     @property
@@ -107,16 +93,10 @@ class Report:
         """Of each member that was asked to call back, whether it could."""
         return [member.reaches_you for member in self.members if member.reaches_you is not None]
 
-    @property
-    def way(self) -> Way | None:
-        """How connections come to this peer, by most of the members that reach it."""
-        ways = Counter(member.way for member in self.members if member.way is not None)
-        return ways.most_common(1)[0][0] if ways else None
-
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         members = [member.to_dict() for member in self.members]
-        return asdict(self) | {"members": members, "margin": MARGIN, "well": self.well, "way": self.way}
+        return asdict(self) | {"members": members, "margin": MARGIN, "well": self.well}
 
 
 async def check(
@@ -161,44 +141,15 @@ async def _listens(listen: str) -> bool:
 
 
 async def _called_back(observer: Observer, number: int, checked: Checked) -> Checked:
-    """Can that member reach this one, and how do its connections come?"""
+    """Can that member reach this one?"""
     if not checked.well:
         return checked
     reply = await observer.member(number).reach(asyncio.get_running_loop().time() + 3 * _CALL)
     if isinstance(reply, Answer) or type(reply.get("reached")) is not bool:
         return checked  # it asked a moment ago, or its version does not call back
-    reached = reply["reached"] is True
-    if not reached:
+    if not reply["reached"]:
         return replace(checked, reaches_you=False, remark=f"{checked.remark}, but it does not reach you")
-    return replace(checked, reaches_you=True, way=_way(observer.now.own.url, reply))
-
-
-def _way(url: str, reply: Mapping[str, Any]) -> Way:
-    """By what a member's call showed.
-
-    Only a forwarder that looks at the name needs one; a tunnel ends on this machine, so what comes through it
-    comes from this machine.
-
-    >>> here = {"reached": True, "without_name": True, "address": "127.0.0.1"}
-    >>> _way("https://jump.example:7443", here).value, _way("https://127.0.0.1:7443", here).value
-    ('tunnel', 'direct')
-    >>> _way("https://jump.example:7443", here | {"without_name": False}).value
-    'SNI'
-    """
-    if reply.get("without_name") is False:
-        return Way.SNI
-    return (
-        Way.TUNNEL
-        if _is_here(str(reply.get("address"))) and not _is_here(urlsplit(url).hostname or "")
-        else Way.DIRECT
-    )
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return replace(checked, reaches_you=True)
 
 
 def _first(m: Membership, number: int, answer: dict[str, Any] | Answer) -> Checked:

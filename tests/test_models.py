@@ -123,5 +123,5 @@ def test_unflatten_leaves_batch_statistics_with_their_node() -> None:
 
 @pytest.mark.parametrize("shape", [(7849,), (7851,), (1, 7850), ()])
 def test_vector_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"7850 parameters.*\("):
+    with pytest.raises(ValueError, match=r"7850 trained parameters.*\("):
         unflatten(model("linear"), torch.zeros(shape))

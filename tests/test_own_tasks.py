@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from rpel import simulate
+from rpel import load, resume, simulate
 from rpel.data import user
-from rpel.tasks import Classification, Metric, Trigger
+from rpel.tasks import Classification, Metric, Task, Trigger
 from rpel.tasks import Dataset as Own
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.vmap import VmapEngine
@@ -343,6 +343,65 @@ def with_value(value: float) -> NDArray[np.float32]:
     return x
 
 
+@pytest.mark.parametrize("collate", [None, torch.utils.data.default_collate], ids=["at once", "one by one"])
+def test_frozen_parameters_are_neither_trained_nor_exchanged_nor_lost(collate: Any) -> None:
+    whole = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    module = nn.Sequential(nn.Linear(4, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 3))
+    data: Any = list(zip(X, Y, strict=True)) if collate else (X, Y)
+    given = {**FEW, "weight_decay": 0.1, "collate": collate}
+    frozen, trained = (simulate(one, data, data, **given) for one in (module, whole))
+    assert frozen.models.shape == (4, 8 * 3 + 3)
+    assert frozen.total("messages") * 4 * 27 <= frozen.total("bytes") < trained.total("bytes")
+    model = frozen.model(0)
+    assert torch.equal(model[0].weight, module[0].weight)  # type: ignore[index]
+    assert not torch.equal(model[2].weight, module[2].weight)  # type: ignore[index]
+    outputs, scores = model(torch.from_numpy(X)).argmax(dim=1).numpy(), frozen.nodes["accuracy"][-1]
+    assert scores[0] == pytest.approx(np.mean(outputs == Y))
+    nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).load_state_dict(frozen.state_dict(0))
+
+
+def test_run_with_a_frozen_layer_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    given = {**FEW, "out": tmp_path, "rounds": 2}
+    whole = simulate(module, (X, Y), (X, Y), **given)
+    module[0].requires_grad_(False)
+    frozen = simulate(module, (X, Y), (X, Y), **given)
+    assert whole.path != frozen.path
+    assert load(frozen.path, model=module).model(1)[0].weight.equal(module[0].weight)  # type: ignore[index]
+
+
+# --- initial models -----------------------------------------------------------------------------------------
+
+
+class Small(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+
+@pytest.mark.parametrize("make", [Small, lambda: Small()], ids=["class", "function"])
+def test_each_seed_has_its_own_initial_model_of_a_factory(make: Any, tmp_path: Path) -> None:
+    given = {**FEW, "rounds": 1, "lr": 1e-30}  # so that the models are the initial ones
+    before = torch.get_rng_state()
+    first, second = simulate(make, (X, Y), (X, Y), **given, seeds=[0, 1])
+    assert torch.equal(before, torch.get_rng_state())
+    assert not np.array_equal(first.models[0], second.models[0])
+    torch.rand(3)
+    again = simulate(make, (X, Y), (X, Y), **{**given, "out": tmp_path}, seed=1)
+    np.testing.assert_array_equal(again.models, second.models)
+    assert torch.equal(load(again.path, model=make).model(0).weight, again.model(0).weight)
+    assert resume(again.path, make, (X, Y), (X, Y)).reused
+    by_task = simulate(task=Task(make, (X, Y), (X, Y)), **given, seed=1)
+    np.testing.assert_array_equal(by_task.models, second.models)
+
+
+def test_seeds_that_share_a_passed_model_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    given = {**FEW, "rounds": 1, "seeds": [0, 1]}
+    simulate(Small, (X, Y), (X, Y), **given)
+    assert "initial model" not in caplog.text
+    simulate(Small(), (X, Y), (X, Y), **given)
+    assert caplog.text.count("all 2 seeds start from the same initial model") == 1
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([])
@@ -368,8 +427,9 @@ NUMBERS: dict[str, Any] = {
     "train": (X, X[:, :1]), "test": (X, X[:, :1]), "loss": F.mse_loss, "model": nn.Linear(4, 1),
 }  # fmt: skip
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "model class": ({"model": nn.Linear}, "class Linear"),
-    "model function": ({"model": lambda x: x}, r"model.*function"),
+    "model class with arguments": ({"model": nn.Linear}, r"Linear.*arguments.*'in_features'"),
+    "model that is no network": ({"model": 3}, r"model is a int.*nn\.Linear"),
+    "model function that makes none": ({"model": lambda: 3}, "makes a int"),
     "model name": ({"model": "mpl"}, r"'mpl'.*'mlp'"),
     "model without parameters": ({"model": nn.Flatten()}, "parameters"),
     "model frozen": ({"model": nn.Linear(4, 3).requires_grad_(False)}, "parameters"),

@@ -4,10 +4,11 @@
 2, B batch normalisation, D dropout, L(n) linear to n values (images are flattened before the first),
 S log-softmax.
 
-Invariant: a vector holds parameters only, in the module's order, never buffers: BatchNorm's statistics stay
-with their node.
+Invariant: a vector holds the trained parameters only, in the module's order. Frozen parameters
+(requires_grad=False) and buffers (BatchNorm's statistics) stay with their node.
 """
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def model(
     elif name_or_notation in NETWORKS:
         row = NETWORKS[name_or_notation]
     elif name_or_notation in MODULES:
-        return _seeded(MODULES[name_or_notation], seed)
+        return seeded(MODULES[name_or_notation], seed)
     else:
         known = [*NETWORKS, *MODULES]
         raise ValueError(f"there is no network {name_or_notation!r}; {nearest(name_or_notation, known)}")
@@ -121,17 +122,46 @@ def build(
     if len(input_shape) not in (1, 3) or min(input_shape) < 1:
         raise ValueError(f"a network needs an input shape (C, H, W) or (features,), not {input_shape}")
     builder = _Builder(notation, input_shape, kernel, padding, dropout)
-    network = _seeded(builder.network, seed)
+    network = seeded(builder.network, seed)
     if classes is not None and builder.shape != (classes,):
         raise ValueError(f"{notation!r} ends in {builder.shape[0]} values, but there are {classes} classes")
     return network
 
 
-def _seeded(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """What the factory makes with torch seeded from (seed, "init")."""
+Factory = Callable[[], nn.Module]
+"""A class or a function without arguments that makes a network."""
+
+
+def seeded(factory: Factory, seed: int) -> nn.Module:
+    """Call the factory with torch seeded from (seed, "init"); torch's global generator is not moved."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(key(seed, "init")[0]))
         return factory()
+
+
+def initialised(given: nn.Module | Factory, seed: int) -> nn.Module:
+    """Return the module itself, or the one that a factory makes under this seed.
+
+    >>> one, other = (initialised(lambda: nn.Linear(2, 1), seed) for seed in (0, 1))
+    >>> torch.equal(one.weight, other.weight)
+    False
+    """
+    if isinstance(given, nn.Module):
+        return given
+    name = getattr(given, "__name__", type(given).__name__)
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"model {name} cannot be called without arguments ({error}): pass a function that gives them, "
+            "such as lambda: CNN(width=64)"
+        ) from None
+    except ValueError:  # some callables have no signature
+        pass
+    module = seeded(given, seed)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model {name} makes a {type(module).__name__}, not a torch.nn.Module")
+    return module
 
 
 class _Builder:
@@ -327,13 +357,24 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 _TEXTS = ("words", "characters")
 
 
+def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained and exchanged, by name: all that require a gradient.
+
+    >>> network = model("linear")
+    >>> network[1].weight.requires_grad = False
+    >>> list(trained(network))
+    ['1.bias']
+    """
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
 def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each parameter, in the order of the vector.
+    """Name and shape of each trained parameter, in the order of the vector.
 
     >>> shapes(model("linear"))
     {'1.weight': (10, 784), '1.bias': (10,)}
     """
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in trained(module).items()}
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -342,21 +383,21 @@ def parameter_count(module: nn.Module) -> int:
     >>> parameter_count(model("mlp"))
     50890
     """
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in trained(module).values())
 
 
 def flatten(module: nn.Module) -> Tensor:
-    """The parameters as a new vector (d,), detached.
+    """The trained parameters as a new vector (d,), detached.
 
     >>> flatten(model("mnist")).shape
     torch.Size([176050])
     """
-    parts = [parameter.detach().reshape(-1) for parameter in module.parameters()]
+    parts = [parameter.detach().reshape(-1) for parameter in trained(module).values()]
     return torch.cat(parts) if parts else torch.empty(0)
 
 
 def unflatten(module: nn.Module, vector: Tensor) -> None:
-    """Load a vector (d,) into the module's parameters, by copy; buffers are left as they are.
+    """Load a vector (d,) into the trained parameters, by copy; frozen ones and buffers stay as they are.
 
     >>> network = model("linear")
     >>> unflatten(network, torch.zeros(7850))
@@ -365,10 +406,11 @@ def unflatten(module: nn.Module, vector: Tensor) -> None:
     """
     if vector.shape != (parameter_count(module),):
         raise ValueError(
-            f"the module has {parameter_count(module)} parameters, but the vector's shape is "
+            f"the module has {parameter_count(module)} trained parameters, but the vector's shape is "
             f"{tuple(vector.shape)}"
         )
     with torch.no_grad():
-        parts = torch.split(vector, [parameter.numel() for parameter in module.parameters()])
-        for parameter, part in zip(module.parameters(), parts, strict=True):
+        parameters = list(trained(module).values())
+        parts = torch.split(vector, [parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(part.reshape(parameter.shape))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from rpel import models
 from rpel.config.peer import Config
 from rpel.config.spec import Training
 from rpel.data import Dataset
@@ -20,7 +21,7 @@ from rpel.optim import LocalMomentum
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, split
 from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
-from rpel.tasks import Classification
+from rpel.tasks import Classification, Task
 from rpel.types import Measured, Models
 
 SAMPLE = Training(model="linear", batch_size=5, eval_every=2, eval_size=100)
@@ -122,7 +123,7 @@ def test_model_that_is_not_the_networks_is_refused_by_name() -> None:
         TorchLearner(network, {}, Layout.of(shapes))
 
 
-def test_frozen_parameters_need_not_travel() -> None:
+def test_frozen_parameters_do_not_travel() -> None:
     network = a_network()
     network[0].requires_grad_(False)  # type: ignore[index]
     learner = TorchLearner(
@@ -130,7 +131,26 @@ def test_frozen_parameters_need_not_travel() -> None:
     )
     out = np.zeros(4 + 4 + 4 + 1, np.float32)
     learner.half(out, np.empty_like(out))
-    assert np.array_equal(out, flatten(network).numpy()[16:])
+    assert np.array_equal(out, np.concatenate([p.detach().ravel() for p in network[1:].parameters()]))
+    with pytest.raises(ValueError, match=r"0\.weight is frozen .* this network exchanges it"):
+        TorchLearner(network, {}, Layout.of(network.named_parameters()))
+
+
+def test_tasks_frozen_parameters_do_not_travel_but_lie_in_its_model_file() -> None:
+    network = a_network()
+    network[0].requires_grad_(False)  # type: ignore[index]
+    x, y = torch.randn(20, 3), torch.rand(20, 1)
+    task = Task(network, (x, y), (x, y), torch.nn.functional.mse_loss)
+    learner = TaskLearner(task.of_member(0, batch_size=4, seed=0), 0, training({"weight_decay": 0.1}))
+    assert list(task.layout) == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    start = flatten(network).numpy()
+    out = start.copy()
+    learner.load(1, start, fresh=False)
+    learner.half(out, np.empty_like(out))
+    assert not np.array_equal(out, start)
+    file = {**split(Layout.of(models.trained(network).items()), out), **learner.buffers()}
+    a_network().load_state_dict({name: torch.tensor(value) for name, value in file.items()}, strict=True)
+    assert np.array_equal(file["0.weight"], network[0].weight.detach())  # type: ignore[index]
 
 
 def test_state_that_cannot_be_saved_is_refused() -> None:

@@ -127,7 +127,6 @@ def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
             made.module._apply(lambda value: torch.empty(value.shape, dtype=value.dtype, device="dev"))  # type: ignore[no-untyped-call]
         made.device = torch.device("dev")
         made.parameters, made.buffers = list(made.module.parameters()), list(made.module.buffers())
-        made.trained = [value for value in made.parameters if value.requires_grad]
     engine.device, engine.lane = made.device, 0
 
 

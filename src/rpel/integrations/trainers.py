@@ -14,8 +14,8 @@ Lightning::
 
 After each optimiser step the model is published, the others' models are pulled, and the robust aggregate is
 loaded back before the trainer logs, evaluates or saves. ``max_steps`` should be at least the network's
-rounds: training ends with the last one. Only parameters named in the network's initial model travel, so
-adapters (LoRA) can be exchanged alone.
+rounds: training ends with the last one. Only trained parameters travel, so adapters (LoRA) can be exchanged
+alone.
 """
 
 from collections.abc import Iterator, Mapping

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from rpel.models import Factory
+
 Floats = NDArray[np.float64]
 Arrays = dict[str, NDArray[Any]]
 _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
@@ -98,7 +100,7 @@ class Run(Finished):
         certificate: Certificate | None = None,
         nodes: Arrays | None = None,
         tensors: Arrays | None = None,
-        module: "nn.Module | None" = None,
+        module: "nn.Module | Factory | None" = None,
         reused: bool = False,
         place: str = "",
     ) -> None:
@@ -107,7 +109,7 @@ class Run(Finished):
         self.__dict__.update({key: value for key, value in given.items() if value is not None})
 
     @staticmethod
-    def load(path: str | Path, reused: bool = False, module: "nn.Module | None" = None) -> "Run":
+    def load(path: str | Path, reused: bool = False, module: "nn.Module | Factory | None" = None) -> "Run":
         """The finished run in a folder."""
         folder = RunFolder(Path(path))
         spec = load_folder(folder.path)
@@ -165,16 +167,17 @@ class Run(Finished):
     def model(self, node: int) -> "nn.Module":
         """A new torch module with the model of the node in that row of :attr:`models`, buffers included.
 
-        A loaded run whose network came from Python needs it again: rpel.load(path, model=…).
+        Frozen parameters, which :attr:`models` does not hold, have the values that all nodes share. A loaded
+        run whose network came from Python needs it again: rpel.load(path, model=…).
         """
         import torch
 
-        from rpel.models import unflatten
+        from rpel.models import initialised, unflatten
 
         rows = len(self.models)
         if not -rows <= node < rows:
             raise ValueError(f"there is no node {node}: the {rows} honest nodes are 0 to {rows - 1}")
-        module = copy.deepcopy(self._network())
+        module = copy.deepcopy(initialised(self._network(), self.spec.seed))
         unflatten(module, torch.from_numpy(np.array(self.models[node])))
         if "local" in self.tensors:
             local, at = torch.from_numpy(np.array(self.tensors["local"][node])), 0
@@ -187,7 +190,7 @@ class Run(Finished):
         """The state_dict of :meth:`model`."""
         return dict(self.model(node).state_dict())
 
-    def _network(self) -> "nn.Module":
+    def _network(self) -> "nn.Module | Factory":
         if self.module is not None:
             return self.module
         if self.spec.model == OWN or self.spec.dataset == OWN:

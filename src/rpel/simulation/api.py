@@ -12,6 +12,7 @@ from torch import nn
 from rpel.algorithm import Problem
 from rpel.attacks import Attack
 from rpel.config.spec import DatasetName, MethodName, Spec
+from rpel.models import Factory
 from rpel.plugins import check_callable, named
 from rpel.rules import Rule
 from rpel.runs.record import Run, RunSet
@@ -20,7 +21,7 @@ from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.supervision import engine as engine_of
 from rpel.tasks import Task
-from rpel.tasks.checks import check_module
+from rpel.tasks.checks import check_model
 from rpel.tasks.task import Loss
 from rpel.types import Scale, WireName
 
@@ -103,7 +104,7 @@ _OPTIONS: dict[str, Any] = {
     "progress": None, "force": False, "reuse": False, "tensorboard": False,
 }  # fmt: skip
 """The defaults of the options; those of the fields are the Spec's."""
-_Model = str | nn.Module | None
+_Model = str | nn.Module | Factory | None
 
 
 @overload
@@ -128,7 +129,9 @@ def simulate(
 
     What is trained:
         model: a name, the paper's notation, or any torch.nn.Module,
-        whose values are the common initial model.
+        whose values are the common initial model of all seeds; a class or function without arguments that
+        makes one is called under each run's seed. Parameters with requires_grad=False keep their values: they
+        are neither trained nor exchanged.
         train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts;
         torch data sets or loaders (whose batches are drawn anew); train may also be a list with one of these
         per honest node, of any sizes. All are used as they are: whole numbers such as token ids stay whole,
@@ -203,16 +206,14 @@ def simulate(
         own = _of_task(options["task"], code, model=model, train=train, test=test, loss=loss, **objects)
         model = options["task"].module
     else:
-        own = Objects(
-            model if isinstance(model, nn.Module) else None, train, test, loss, code=code, **objects
-        )
+        own = Objects(None if isinstance(model, str) else model, train, test, loss, code=code, **objects)
     own = replace(own, callbacks=tuple(options["callbacks"]), problem=options["problem"])
     if not isinstance(given.get("optimizer", ""), str):
         own = replace(own, optimizer=given.pop("optimizer"))
     if isinstance(model, str):
         given["model"] = model
     elif model is not None:
-        check_module(model)
+        check_model(model)
     if rule is not None and not isinstance(rule, str):
         check_callable(rule, "rule")
         given["rule"] = named(rule)
@@ -271,7 +272,7 @@ def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, 
 
 def resume(
     path: str | Path | None,
-    model: nn.Module | None = None,
+    model: nn.Module | Factory | None = None,
     train: Any = None,
     test: Any = None,
     loss: Loss | None = None,
@@ -307,7 +308,7 @@ def resume(
     return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
 
 
-def load(path: str | Path | None, model: nn.Module | None = None) -> Run:
+def load(path: str | Path | None, model: nn.Module | Factory | None = None) -> Run:
     """The result of a finished run, from its folder.
 
     path: the run folder. model: the network, where it came from Python and :meth:`rpel.Run.model` is to be

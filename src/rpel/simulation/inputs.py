@@ -52,7 +52,7 @@ def loader(download: Download | None = None) -> Load:
 class Objects:
     """What the user hands over from Python; None is what the Spec names."""
 
-    model: nn.Module | None = None
+    model: nn.Module | models.Factory | None = None
     train: Any = None
     test: Any = None
     loss: Loss | None = None
@@ -156,14 +156,15 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
     check_loss(own.loss)
     if spec.partition != OWN:
         _check_classes(spec, dataset)
-    handed = {"model": own.model, "loss": own.loss, "collate": own.collate, "optimizer": own.optimizer}
+    module = None if own.model is None else models.initialised(own.model, spec.seed)
+    handed = {"model": module, "loss": own.loss, "collate": own.collate, "optimizer": own.optimizer}
     handed |= {f"metric {name}": metric.function for name, metric in metrics(own.metric).items()}
     digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
     objects = own.code or bool(own.callbacks) or own.problem is not None
     known = not digests and not objects  # data are known by their content
     handed_on = (own.problem, own.optimizer)
     return Inputs(
-        dataset, own.model, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on
+        dataset, module, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on
     )
 
 
@@ -355,5 +356,8 @@ def described(thing: Any) -> str:
     if isinstance(thing, nn.Module):
         values = {key: value for key, value in thing.state_dict().items() if isinstance(value, Tensor)}
         arrays = [value.detach().cpu().reshape(-1).view(torch.uint8).numpy() for value in values.values()]
-        return _sha256(repr(thing).encode(), repr(list(values)).encode(), digest(*arrays).encode())
+        parts = [repr(thing), repr(list(values)), digest(*arrays)]
+        if len(models.trained(thing)) < len(list(thing.parameters())):  # another vector than with all of them
+            parts.append(repr(list(models.trained(thing))))
+        return _sha256(*(part.encode() for part in parts))
     return _sha256(plugins.place_of(thing).encode())

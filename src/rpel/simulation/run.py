@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from rpel.backend.one_thread import one_torch_thread
 from rpel.backend.pool import set_threads, threads
@@ -59,6 +60,11 @@ def run(
     own, stop = own or Objects(), stop or Stop(WHEN)
     spec = own.named(spec)
     seeds, load = parse_seeds(spec.seeds) or [spec.seed], loader(download)
+    if len(seeds) > 1 and isinstance(own.model, nn.Module):
+        log.warning(
+            "all %d seeds start from the same initial model, the one passed: pass a class or a function that "
+            "makes it (model=CNN, not CNN()) to give each seed its own", len(seeds),
+        )  # fmt: skip
     runs: list[Result] = []
     with joined(spec, own) as workers:
         kept: bool = workers.first(lambda: keep)  # workers that are started here do not know

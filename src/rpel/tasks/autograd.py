@@ -4,6 +4,7 @@ and the engine for everything they do not know.
 Invariants:
 - the caller's module is never touched: each thread works on a copy of its own,
   into which a node's row is loaded;
+- frozen parameters are the module's own, for every node;
 - buffers (BatchNorm's statistics) are loaded from the node's local state and written back after training;
 - dropout draws from a generator seeded for the node. A module that draws random numbers in any other way is
   found out when the engine is made, and then nodes are computed one after the other, torch's global generator
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rpel.data import trees
+from rpel.models import trained
 from rpel.tasks.blocks import with_blocks
 from rpel.tasks.dropout import Dropout, DropoutLayer, with_dropout
 from rpel.tasks.task import Engine, Loss, Metric
@@ -73,8 +75,7 @@ class Copy:
         if device.type == "cpu":
             self.module = with_blocks(with_winograd(self.module))
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.parameters = list(self.module.parameters())
-        self.trained = [p for p in self.parameters if p.requires_grad]
+        self.parameters = list(trained(self.module).values())
         self.buffers = list(self.module.buffers())
         self.device = device
 
@@ -102,10 +103,9 @@ class Copy:
             place.copy_(buffer)
 
     def store_gradient(self, loss: Tensor, out: Tensor) -> None:
-        """The loss's gradient into out (d,); frozen and unused parameters have gradient zero."""
-        found = iter(torch.autograd.grad(loss, self.trained, allow_unused=True))
-        for place, parameter in zip(_parts(out, self.parameters), self.parameters, strict=True):
-            g = next(found) if parameter.requires_grad else None
+        """The loss's gradient into out (d,); unused parameters have gradient zero."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for place, g in zip(_parts(out, self.parameters), found, strict=True):
             place.copy_(torch.zeros_like(place) if g is None else g)
 
 

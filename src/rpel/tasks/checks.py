@@ -14,21 +14,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rpel.data import Dataset, trees
+from rpel.models import Factory, flatten, trained
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.task import Metric
 
 _IGNORED = -100  # the target that cross-entropy leaves out
 
 
-def check_module(module: Any) -> nn.Module:
-    """The module itself, if it is one, with something to train."""
-    if not isinstance(module, nn.Module):
-        what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+def check_model(model: Any) -> nn.Module | Factory:
+    """The module itself, if it can be trained, or the class or function that is to make one."""
+    if isinstance(model, nn.Module):
+        return check_module(model)
+    if not callable(model):
         raise ValueError(
-            f"model is {what}, not an instance of torch.nn.Module: give one, such as nn.Linear(4, 2)"
+            f"model is a {type(model).__name__}: give a torch.nn.Module, such as nn.Linear(4, 2), or a class "
+            "or function that makes one"
         )
-    trained = [name for name, value in module.named_parameters() if value.requires_grad]
-    if not trained:
+    factory: Factory = model
+    return factory
+
+
+def check_module(module: nn.Module) -> nn.Module:
+    """The module itself, if it has something to train."""
+    if not trained(module):
         raise ValueError(
             "the model has no parameters that are trained: requires_grad is False for all it has"
         )
@@ -106,7 +114,7 @@ def check_fit(
 ) -> bool:
     """Whether outputs and targets are classes; ValueError where the model,
     the loss or a metric does not fit."""
-    x = torch.cat([value.detach().reshape(-1) for value in module.parameters()])[None]
+    x = flatten(module)[None]
     local = torch.cat([*(value.detach().reshape(-1).float() for value in module.buffers()), torch.empty(0)])[
         None
     ]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from rpel.backend.one_thread import share
 from rpel.data import Dataset, trees
-from rpel.models import flatten, shapes
-from rpel.randomness import draws, key
+from rpel.models import Factory, flatten, initialised, parameter_count, shapes
+from rpel.randomness import draws
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.batches import Examples, Shards, Trigger
 from rpel.tasks.checks import check_classes, check_fit, check_module, first_line, refusal
@@ -66,7 +66,7 @@ class Classification:
         self,
         dataset: Dataset,
         shards: Shards,
-        module: nn.Module | Callable[[], nn.Module],
+        module: nn.Module | Factory,
         loss: Loss | None = None,
         metric: Any = None,
         *,
@@ -81,8 +81,8 @@ class Classification:
         self.examples = Examples(dataset, shards, batch_size, seed, flipped, trigger)
         self.seed, self.batch_size, self.loss = seed, batch_size, loss or F.cross_entropy
         self.metrics = metrics(metric)
-        self.module = _copied(module) if isinstance(module, nn.Module) else _made(module, seed)
-        self.d = sum(parameter.numel() for parameter in self.module.parameters())
+        self.module = _copied(initialised(module, seed))
+        self.d = parameter_count(self.module)
         self.q = sum(buffer.numel() for buffer in self.module.buffers())
         self.engine = self._engine(torch.device(device), fast)
         if not self.engine.accuracy and not self.metrics:
@@ -155,7 +155,7 @@ class Classification:
 
     @property
     def layout(self) -> dict[str, tuple[int, ...]]:
-        """The module's parameters in their order: name and shape."""
+        """The module's trained parameters in their order: name and shape."""
         return shapes(self.module)
 
     def initial(self) -> NDArray[np.float32]:
@@ -395,10 +395,3 @@ def _copied(module: nn.Module) -> nn.Module:
                 f"parameter {name!r} of the model is {value.dtype}: the nearest is model.float()"
             )
     return copy.deepcopy(module)
-
-
-def _made(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """What the factory makes with torch seeded from (seed, "init"); torch's global generator is not moved."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(key(seed, "init")[0]))
-        return factory()

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rpel.data import balanced_subset, user
+from rpel.models import Factory
 from rpel.tasks.batches import Shards, Trigger
-from rpel.tasks.checks import check_loss, check_module
+from rpel.tasks.checks import check_loss, check_model
 from rpel.tasks.classification import Classification
 from rpel.tasks.task import Loss, metrics
 from rpel.types import Integers
@@ -19,8 +20,9 @@ from rpel.types import Integers
 class Task:
     """What is to be learned: a network, data and a loss.
 
-    model: any torch.nn.Module; its values are the initial model of a simulation (a network of peers pins its
-    own).
+    model: any torch.nn.Module, whose values are the initial model of a simulation (a network of peers pins
+    its own), or a class or function without arguments that makes one under the run's seed. Parameters with
+    requires_grad=False are neither trained nor exchanged.
     train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts; or
     torch data sets or loaders. train may also be a list with one of these for each honest node of a
     simulation. All are used as they are. collate(examples) -> (inputs, targets) makes batches of examples
@@ -40,7 +42,7 @@ class Task:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Factory,
         train: Any,
         test: Any = None,
         loss: Loss | None = None,
@@ -49,7 +51,7 @@ class Task:
         collate: user.Collate | None = None,
         name: str = user.NAME,
     ) -> None:
-        self.module, self.loss, self.metric = check_module(model), check_loss(loss), metric
+        self.module, self.loss, self.metric = check_model(model), check_loss(loss), metric
         metrics(metric)
         self.shards: list[Integers] | None = None
         if user.is_one_per_node(train):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from rpel.data import trees
+from rpel.models import flatten, trained
 from rpel.tasks.autograd import Arguments, AutogradEngine, Copy
 from rpel.tasks.dropout import dropout_mask, with_dropout
 from rpel.tasks.task import Engine, Loss, Metric, parts, shortened
@@ -94,12 +95,9 @@ class VmapEngine(Engine):
         super().__init__(loss, metrics)
         self.module, self.arguments = module, Arguments(module)
         self.noisy = any(type(layer) is nn.Dropout for layer in module.modules())
-        self.parameters, self.buffers = (
-            _Places(dict(module.named_parameters())),
-            _Places(dict(module.named_buffers())),
-        )
+        self.parameters, self.buffers = _Places({**trained(module)}), _Places(dict(module.named_buffers()))
+        self.frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
         self.d = sum(shape.numel() for shape in self.parameters.shapes.values())
-        self.frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
 
     def together(self, batch: int | None = None) -> int:
         """So many nodes that their models fit into the cache."""
@@ -111,21 +109,19 @@ class VmapEngine(Engine):
         """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
         module, given = self._copy(train)
         parameters, buffers = self.parameters.split(x), self._state(local, x.dtype)
+        frozen = self._frozen(x)
         masks: list[Tensor] = []
         if train and self.noisy:
             masks = self._masks(trees.mapped(lambda value: value[0], inputs), seeds, x.dtype)
 
-        def loss(
-            trained: Named, rest: Named, state: Named, masks: list[Tensor], batch: Any, target: Any
-        ) -> Any:
+        def loss(parameters: Named, state: Named, masks: list[Tensor], batch: Any, target: Any) -> Any:
             given[:] = masks
             state = {name: value.clone() for name, value in state.items()}  # BatchNorm writes into it
-            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(batch))
+            output = functional_call(module, (parameters, frozen, state), *self.arguments(batch))
             return self.loss(output, target), state
 
-        rest = {name: parameters.pop(name) for name in self.frozen}
         step = vmap(grad(loss, has_aux=True))
-        found, state = step(parameters, rest, buffers, masks, inputs, labels)
+        found, state = step(parameters, buffers, masks, inputs, labels)
         self.parameters.store(found, out)
         if train:
             self.buffers.store(state, local)
@@ -140,17 +136,17 @@ class VmapEngine(Engine):
         most of a step is then products with that matrix.
         """
         module, given = self._copy(train=True)
+        frozen = self._frozen(x)
 
-        def loss(trained: Named, rest: Named, masks: list[Tensor], example: Any, target: Any) -> Any:
+        def loss(parameters: Named, masks: list[Tensor], example: Any, target: Any) -> Any:
             given[:] = masks
-            output = functional_call(module, ({**trained, **rest}, state), *self.arguments(example))
+            output = functional_call(module, (parameters, frozen, state), *self.arguments(example))
             return self.loss(output, target)
 
-        each = vmap(grad(loss), in_dims=(None, None, 0, 0, 0))
+        each = vmap(grad(loss), in_dims=(None, 0, 0, 0))
         for i in range(len(x)):
             parameters = {name: value[0] for name, value in self.parameters.split(x[i : i + 1]).items()}
             state = {name: value[0] for name, value in self._state(local[i : i + 1], x.dtype).items()}
-            rest = {name: parameters.pop(name) for name in self.frozen}
             out[i].zero_()
             for part in parts(np.asarray(present)[i], x.shape[1]):
                 alone, targets = (self.one_by_one(tree, i, part) for tree in (inputs, labels))
@@ -158,7 +154,7 @@ class VmapEngine(Engine):
                 if self.noisy:
                     first = trees.mapped(lambda value: value[0], alone)
                     masks = self._masks(first, seeds[i, part].tolist(), x.dtype)
-                found = each(parameters, rest, masks, alone, targets)
+                found = each(parameters, masks, alone, targets)
                 self._add(found, norm, out[i])
 
     def _add(self, found: Named, norm: float, total: Tensor) -> None:
@@ -176,12 +172,17 @@ class VmapEngine(Engine):
     def outputs(self, x: Tensor, local: Tensor, inputs: Any) -> Tensor:
         """Outputs (c, N, …) of c nodes on common inputs (N, …), with the nodes' own statistics."""
         module, _ = self._copy(train=False)
+        frozen = self._frozen(x)
 
         def output(parameters: Named, buffers: Named) -> Any:
-            return functional_call(module, (parameters, buffers), *self.arguments(inputs))
+            return functional_call(module, (parameters, frozen, buffers), *self.arguments(inputs))
 
         found: Tensor = vmap(output)(self.parameters.split(x), self._state(local, x.dtype))
         return found
+
+    def _frozen(self, x: Tensor) -> Named:
+        """The frozen parameters, on the device and in the precision of the models x."""
+        return {name: value.to(x) for name, value in self.frozen.items()}
 
     def _state(self, local: Tensor, dtype: torch.dtype) -> Named:
         """The buffers in rows of local state; what counts there as a whole number does so again."""
@@ -240,7 +241,7 @@ class VmapEngine(Engine):
     def agrees(self, plain: AutogradEngine, probe: Any, targets: Any) -> bool:
         """Whether two nodes on two examples come out as the plain engine has them:
         a module's code may be anything."""
-        x = torch.cat([value.detach().reshape(-1) for value in self.module.parameters()]).float()
+        x = flatten(self.module).float()
         state = [value.detach().reshape(-1).float() for value in self.module.buffers()]
         x, local = x * torch.tensor([[1.0], [0.9]]), torch.cat([*state, torch.empty(0)]).repeat(2, 1)
         inputs, seeds = trees.mapped(_with_other, probe), [1, 2]

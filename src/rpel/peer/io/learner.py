@@ -218,10 +218,15 @@ class TaskLearner:
         self._kept[:] = saved
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
-        """The task's module's buffers, with the values in the local state;
-        none where the task has no module."""
-        module, begin, values_by_name = getattr(self._task, "module", None), 0, {}
-        for name, buffer in module.named_buffers() if isinstance(module, nn.Module) else ():
+        """What the task's module has beside the trained parameters: buffers, with the values in the local
+        state, and frozen parameters; nothing where the task has no module."""
+        module, begin, values_by_name = getattr(self._task, "module", None), 0, dict[str, NDArray[Any]]()
+        if not isinstance(module, nn.Module):
+            return values_by_name
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                values_by_name[name] = _array(parameter)
+        for name, buffer in module.named_buffers():
             values = torch.from_numpy(self._local[0, begin : begin + buffer.numel()])
             values_by_name[name] = _array(values.reshape(buffer.shape).to(buffer.dtype))
             begin += buffer.numel()
@@ -381,8 +386,8 @@ def _look_in(folder: Path, name: str) -> None:
 class TorchLearner:
     """The user's model, stepped by the user between :meth:`load` and :meth:`half`.
 
-    The network exchanges the parameters that ``layout`` names: all that are trained, and possibly frozen
-    ones. The model's buffers and the ``state`` objects stay here.
+    The network exchanges the trained parameters, which ``layout`` names. Frozen parameters, buffers and the
+    ``state`` objects stay here.
     """
 
     def __init__(self, model: nn.Module, state: Mapping[str, Any], layout: Layout) -> None:
@@ -486,7 +491,12 @@ def _check_state(state: Mapping[str, Any]) -> None:
 
 def _matched(model: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
     """The parameters the network exchanges, by name; refused unless names and shapes are the network's."""
-    own = dict(model.named_parameters())
-    exchanged = {name: tuple(p.shape) for name, p in own.items() if p.requires_grad or name in layout.names}
-    check_layout(layout, exchanged, "the model")
+    own = models.trained(model)
+    frozen = [name for name, _ in model.named_parameters() if name not in own and name in layout.names]
+    if frozen:
+        raise ValueError(
+            f"the model's parameter {frozen[0]} is frozen (requires_grad=False), but this network exchanges "
+            "it: train it, or start the network from a model without it"
+        )
+    check_layout(layout, models.shapes(model), "the model")
     return {name: own[name] for name in layout.names}

@@ -105,7 +105,7 @@ def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any]
             "a rpel.tasks.Task(model, train, test)"
         )
     task = copy.copy(task)
-    task.module, task.shards = _begun(task.module, first), None
+    task.module, task.shards = _begun(models.initialised(task.module, seed_of(m.run)), first), None
     return {"task": task}, task.dataset.size
 
 

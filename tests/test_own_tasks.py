@@ -353,11 +353,11 @@ def test_frozen_parameters_are_neither_trained_nor_exchanged_nor_lost(collate: A
     assert frozen.models.shape == (4, 8 * 3 + 3)
     assert frozen.total("messages") * 4 * 27 <= frozen.total("bytes") < trained.total("bytes")
     model = frozen.model(0)
-    assert torch.equal(model[0].weight, module[0].weight)  # type: ignore[index]
-    assert not torch.equal(model[2].weight, module[2].weight)  # type: ignore[index]
+    kept, before = frozen.state_dict(0), module.state_dict()
+    assert [torch.equal(kept[name], before[name]) for name in before] == [True, True, False, False]
     outputs, scores = model(torch.from_numpy(X)).argmax(dim=1).numpy(), frozen.nodes["accuracy"][-1]
     assert scores[0] == pytest.approx(np.mean(outputs == Y))
-    nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).load_state_dict(frozen.state_dict(0))
+    nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).load_state_dict(kept)
 
 
 def test_run_with_a_frozen_layer_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -388,7 +388,8 @@ def test_each_seed_has_its_own_initial_model_of_a_factory(make: Any, tmp_path: P
     torch.rand(3)
     again = simulate(make, (X, Y), (X, Y), **{**given, "out": tmp_path}, seed=1)
     np.testing.assert_array_equal(again.models, second.models)
-    assert torch.equal(load(again.path, model=make).model(0).weight, again.model(0).weight)
+    weights = [run.state_dict(0)["weight"] for run in (again, load(again.path, model=make))]
+    assert torch.equal(*weights)
     assert resume(again.path, make, (X, Y), (X, Y)).reused
     by_task = simulate(task=Task(make, (X, Y), (X, Y)), **given, seed=1)
     np.testing.assert_array_equal(by_task.models, second.models)
@@ -400,6 +401,120 @@ def test_seeds_that_share_a_passed_model_are_warned_of(caplog: pytest.LogCapture
     assert "initial model" not in caplog.text
     simulate(Small(), (X, Y), (X, Y), **given)
     assert caplog.text.count("all 2 seeds start from the same initial model") == 1
+
+
+# --- losses that broadcast ----------------------------------------------------------------------------------
+
+
+def of_regression(model: nn.Module, y: NDArray[Any], loss: Any, metric: Any = None) -> Task:
+    return Task(model, (X, y), (X, y), loss, metric=metric)
+
+
+BROADCASTING: dict[str, Any] = {
+    "mse": nn.MSELoss(), "l1": F.l1_loss, "huber": nn.HuberLoss(), "poisson": nn.PoissonNLLLoss(),
+    "mse by hand": lambda output, y: ((output - y) ** 2).mean(),
+    "in place": lambda output, y: output.mul_(2).sub(y).square().mean(),
+    "with target first": lambda output, y: torch.maximum(0.9 * (y - output), 0.1 * (output - y)).mean(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", BROADCASTING)
+def test_loss_of_all_pairs_by_broadcasting_is_refused(loss: str) -> None:
+    column, flat = made(nn.Linear, 4, 1), nn.Sequential(made(nn.Linear, 4, 1), nn.Flatten(0))
+    y, function = X[:, 0], BROADCASTING[loss]
+    words = r"output of the shape \(N, 1\) and a target of the shape \(N,\).*y\.reshape\(-1, 1\)"
+    with pytest.raises(ValueError, match=words):
+        of_regression(column, y, function)
+    with pytest.raises(ValueError, match=r"shape \(N,\) and a target of the shape \(N, 1\).*y\.flatten\(\)"):
+        of_regression(flat, y[:, None], function)
+    with pytest.raises(ValueError, match="metric 'mine' compares every output"):
+        of_regression(column, y[:, None], nn.MSELoss(), {"mine": lambda a, b: function(a, b[:, 0])})
+    for model, targets in ((column, y[:, None]), (flat, y)):
+        assert of_regression(model, targets, function).d == 5
+
+
+def contrastive(output: Tensor, y: Tensor) -> Tensor:
+    likeness = F.normalize(output) @ F.normalize(output).T
+    return F.binary_cross_entropy_with_logits(likeness, (y[:, None] == y).float())
+
+
+def cox(output: Tensor, times: Tensor) -> Tensor:
+    at_risk = times >= times[:, None]
+    return (torch.log((torch.exp(output[:, 0]) * at_risk).sum(dim=1)) - output[:, 0]).mean()
+
+
+def ranking(output: Tensor, y: Tensor) -> Tensor:
+    return F.softplus(-(output - output[:, 0]) * torch.sign(y[:, None] - y)).mean()
+
+
+def ordinal(output: Tensor, y: Tensor) -> Tensor:
+    cuts = torch.tensor([-1.0, 1.0])  # as many as examples in a trial batch
+    return F.binary_cross_entropy_with_logits(output - cuts, (y[:, None] > cuts).float())
+
+
+def weighted(output: Tensor, y: Tensor) -> Tensor:
+    return (torch.where(y > 0, 2.0, 1.0) * (output.squeeze(1) - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("loss", [contrastive, cox, ranking, ordinal, weighted])
+def test_losses_that_compare_examples_on_purpose_are_taken(loss: Any) -> None:
+    assert of_regression(made(nn.Linear, 4, 1), X[:, 0], loss).d == 5
+
+
+# --- class labels of any kind -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int32])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_labels_of_any_whole_kind_train_as_int64_does(kind: Any, partition: str) -> None:
+    y = np.arange(60) % 2
+    given = {**FEW, "partition": partition, "rounds": 4}
+    runs = []
+    for labels in (y, y.astype(kind)):
+        data = Own("mine", X, labels, X, labels, 0 if kind is np.bool_ and labels is not y else 2)
+        runs += [simulate(made(nn.Linear, 4, 2), data, **given)]
+        runs += [simulate(made(nn.Linear, 4, 2), (X, labels), (X, labels), **given)]
+        runs += [simulate(task=Task(made(nn.Linear, 4, 2), (X, labels), (X, labels)), **given)]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.models, runs[0].models)
+
+
+def test_masks_of_bools_and_bytes_are_classes_of_pixels() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 1, 4, 4)).astype(np.float32)
+    runs = [
+        simulate(made(nn.Conv2d, 1, 2, 1), (x, y), (x, y), **{**FEW, "rounds": 2})
+        for y in ((x[:, 0] > 0).astype(kind) for kind in (np.int64, np.bool_, np.uint8))
+    ]
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.models, runs[0].models)
+
+
+def test_losses_of_ones_own_get_the_targets_as_they_are() -> None:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        assert y.dtype == torch.bool
+        return torch.where(y, -output[:, 0], output[:, 0]).mean()
+
+    assert of_regression(made(nn.Linear, 4, 1), X[:, 0] > 0, loss).d == 5
+
+
+MINE = """
+import numpy as np
+import rpel
+x = np.random.default_rng(0).normal(size=(60, 1, 4, 4)).astype(np.float32)
+y = (np.arange(60) % 3).astype(np.uint8)
+data = rpel.data.Dataset("mine", x, y, x, y, 3)
+"""
+
+
+def test_bytes_as_labels_of_a_dataset_named_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bytes_of_mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ["--dataset", "bytes_of_mine:data", "--model", "linear", "--nodes", "5", "--byzantine", "1"]
+    given += ["--pull", "4", "--b-hat", "1", "--partition", "iid", "--batch-size", "5", "--rounds", "2"]
+    assert "accuracy mean" in rpel("run", "quickstart", *given, capsys=capsys)[0]
 
 
 class Endless(IterableDataset[Any]):
@@ -422,6 +537,7 @@ class Silent(nn.Module):
 RAGGED = [[1.0, 2.0], [3.0]] * 30
 WHOLE = (np.ones((60, 4), np.int64), Y)
 NARROW = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+NORMED = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 TWO = ((X, X), Y)
 NUMBERS: dict[str, Any] = {
     "train": (X, X[:, :1]), "test": (X, X[:, :1]), "loss": F.mse_loss, "model": nn.Linear(4, 1),
@@ -446,6 +562,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "examples without labels": ({"train": X}, r"train.*ndarray"),
     "fewer labels": ({"train": (X, Y[:-1])}, r"60 examples.*59 targets"),
     "nothing": ({"train": (X[:0], Y[:0])}, "train examples"),
+    "BatchNorm with one example": ({"model": NORMED, "batch_size": 1},
+        r"batch_size 1 .*Expected more than 1 value per channel.*BatchNorm needs .* 2"),
     "no test data": ({"test": None}, r"train.*test"),
     "other test data": ({"test": (X[:, :3], Y)}, r"train.*\(4,\).*test.*\(3,\)"),
     "NaN": ({"train": (with_value(np.nan), Y)}, r"train.* 2 of 60 .*5, 7"),
@@ -481,7 +599,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_bad_task_objects_are_refused_before_the_first_round(wrong: str) -> None:
     given, words = WRONG[wrong]

@@ -16,6 +16,10 @@ from torch.optim.optimizer import ParamsT
 class LocalMomentum(Optimizer):
     """Algorithm 1, lines 5 and 6: an exponential average of gradients, and a step along it.
 
+    A new gradient enters m with weight 1 − β, and with weight 1 in `torch.optim.SGD`. So a learning rate that
+    works there is too small here: divide it by 1 − β. With momentum 0.9, lr=1.0 takes steps as large as
+    lr=0.1 does with SGD.
+
     >>> x = torch.nn.Parameter(torch.tensor([1.0]))
     >>> optimiser = LocalMomentum([x], lr=0.5, momentum=0.9, weight_decay=0.1)
     >>> for gradient in (2.0, 4.0):

@@ -245,9 +245,10 @@ def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Pa
     coins = np.random.default_rng(0)
     inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
     parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
-    task = Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), parts, parts[0])
-    layout = Layout.of(task.module.named_parameters())
-    initial = np.concatenate([value.detach().numpy().ravel() for _, value in task.module.named_parameters()])
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    task = Task(module, parts, parts[0])
+    layout = Layout.of(module.named_parameters())
+    initial = np.concatenate([value.detach().numpy().ravel() for value in module.parameters()])
     files = found(
         tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial
     )

@@ -83,7 +83,8 @@ class Training(CheckedRecord):
     lr: Rate = Field(
         0.5,
         description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, "
-        "warmup=10)",
+        "warmup=10); momentum averages gradients, so 1.0 here steps as far as 0.1 in torch.optim.SGD with "
+        "momentum 0.9",
         examples=[
             "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or "
             "warmup(0.5, 10)"

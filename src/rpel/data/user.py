@@ -76,6 +76,29 @@ def _check_given(data: Dataset) -> None:
     _check_alike(data.train_y, data.test_y, "targets")
 
 
+def with_classes(data: Dataset) -> Dataset:
+    """The Dataset with targets as cross-entropy takes them: bools, bytes and other whole numbers as int64.
+
+    >>> x, y = np.ones((2, 1)), np.array([True, False])
+    >>> with_classes(Dataset("ward", x, y, x, y)).classes
+    2
+    """
+    targets = data.train_y, data.test_y
+    if data.collate is not None or not any(_is_other(y) for tree in targets for _, y in trees.leaves(tree)):
+        return data
+    train_y, test_y = (trees.mapped(_whole, tree) for tree in targets)
+    return replace(data, train_y=train_y, test_y=test_y, classes=data.classes or _classes(train_y, test_y))
+
+
+def _is_other(values: Any) -> bool:
+    """Whether these are whole numbers, and not int64."""
+    return isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype != np.int64
+
+
+def _whole(values: Any) -> Any:
+    return values.astype(np.int64) if _is_other(values) else values
+
+
 def is_one_per_node(train: Any) -> bool:
     """Whether a list holds data sets, rather than examples or the pair (x, y)."""
     if not isinstance(train, list) or not train:
@@ -215,11 +238,8 @@ def _classes(*targets: Any) -> int:
     if not all(isinstance(y, np.ndarray) and y.dtype.kind in "iu" for y in targets):
         return 0
     known = [y[y != -100] for y in targets]  # the target that cross-entropy leaves out
-    return (
-        1 + max(int(y.max(initial=-1)) for y in known)
-        if min(int(y.min(initial=0)) for y in known) >= 0
-        else 0
-    )
+    known = [y for y in known if y.size]
+    return 1 + max((int(y.max()) for y in known), default=-1) if all(y.min() >= 0 for y in known) else 0
 
 
 def _check_pair(name: str, x: Any, y: Any) -> None:

@@ -151,6 +151,8 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
         dataset, shards = user.per_node(own.train, own.test, honest, collate=own.collate)
     else:
         dataset = user.dataset(own.train, own.test, collate=own.collate)
+    if own.loss is None:
+        dataset = user.with_classes(dataset)
     if own.train is not None:
         _check_network(own, dataset)
     check_loss(own.loss)

@@ -5,13 +5,16 @@ Whatever the user's code raises becomes a ValueError of one sentence that says w
 what would.
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rpel.data import Dataset, trees
 from rpel.models import Factory, flatten, trained
@@ -111,6 +114,7 @@ def check_fit(
     dataset: Dataset,
     probe: Any,
     targets: Any,
+    batch_size: int,
 ) -> bool:
     """Whether outputs and targets are classes; ValueError where the model,
     the loss or a metric does not fit."""
@@ -122,10 +126,14 @@ def check_fit(
     classes = _classes(output, targets)
     if classes and engine.loss is F.cross_entropy:
         check_classes(output.shape[1], dataset)
-    _check_loss(engine, output, targets, _outputs(engine, x, local, _twice(probe)))
+    again = _outputs(engine, x, local, _twice(probe))
+    _check_loss(engine, output, targets, again)
     for name, metric in metrics.items():
+        _check_pairings(f"metric {name!r}", metric.function, [(output, targets), (again, _twice(targets))])
         _check_metric(name, metric, output, targets)
     _check_gradient(engine, x, local, probe, targets)
+    if batch_size == 1:
+        _check_single(engine, x, local, probe, targets)
     return classes
 
 
@@ -153,13 +161,96 @@ def _shown(value: Any) -> str:
     return f"{tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
+class _Pairings(TorchFunctionMode):
+    """Notes where outputs (B, 1) meet targets (B,), or the other way round, and become (B, B).
+
+    Outputs are what requires a gradient, targets what does not. Losses that compare examples on purpose
+    (contrastive ones, rankings, Cox's) pair outputs with outputs and targets with targets, or say (1, B).
+    """
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch, self.pairs = batch, set[tuple[str, str]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        for output, target in product(tensors, tensors):
+            if output.requires_grad and not target.requires_grad and self._pairs(output, target):
+                shape = torch.broadcast_shapes(output.shape, target.shape)
+                if _shape_by_example(func, args, kwargs, result) == shape:
+                    self.pairs.add((self._named(output), self._named(target)))
+        return result
+
+    def _pairs(self, output: Tensor, target: Tensor) -> bool:
+        low, high = sorted((tuple(output.shape), tuple(target.shape)), key=len)
+        if not low or len(low) == len(high) or {low[0], high[0]} != {self.batch} or high[-len(low)] != 1:
+            return False
+        return all(
+            1 in (a, b) or a == b for a, b in zip(low[1:], high[len(high) - len(low) + 1 :], strict=True)
+        )
+
+    def _named(self, value: Tensor) -> str:
+        return f"(N, {', '.join(map(str, value.shape[1:]))})" if value.dim() > 1 else "(N,)"
+
+
+def _shape_by_example(func: Any, args: Any, kwargs: Any, result: Any) -> torch.Size | None:
+    """The shape of what a function gives, for a loss before it takes the mean."""
+    if isinstance(result, Tensor) and not result.dim():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = func(*args, **{**kwargs, "reduction": "none"})
+        except TypeError:  # it is no loss of torch's
+            return None
+    return result.shape if isinstance(result, Tensor) else None
+
+
+def _pairings(function: Any, output: Any, targets: Any) -> set[tuple[str, str]]:
+    """The shapes of outputs and targets of different examples that a function of a batch compares."""
+
+    def differentiable(value: Any) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().requires_grad_().clone() if floats else value
+
+    if type(output) in (Tensor, tuple, dict):
+        output = trees.mapped(differentiable, output)
+    mode = _Pairings(len(trees.first(targets)))
+    with mode, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a target size")
+        try:
+            function(output, targets)
+        except Exception:  # code that takes no outputs with a gradient, such as a metric by NumPy
+            return set()
+    return mode.pairs
+
+
+def _check_pairings(what: str, function: Any, batches: Sequence[tuple[Any, Any]]) -> None:
+    """ValueError for a loss or a metric that broadcasting makes one of all pairs of examples.
+
+    batches: of different sizes, as a constant may be as long as one of them by chance.
+    """
+    pairs = set.intersection(*(_pairings(function, *batch) for batch in batches))
+    for output, target in sorted(pairs):
+        raise ValueError(
+            f"{what} compares every output with every target of the batch, because an output of the shape "
+            f"{output} and a target of the shape {target} are broadcast: give both one shape, such as "
+            f"{'y.reshape(-1, 1)' if target == '(N,)' else 'y.flatten()'} for targets y"
+        )
+
+
 def _check_loss(engine: AutogradEngine, output: Any, targets: Any, again: Any) -> None:
     """A loss is one finite number, the mean over the batch: the same examples twice give the same."""
     what = f"an output {_shown(output)} and targets {_shown(targets)}"
     if isinstance(targets, Tensor):
         what += f" of {str(targets.dtype).removeprefix('torch.')}"
+    twice = _twice(targets)
     try:
-        value = engine.loss(output, targets)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using a target size")
+            value = engine.loss(output, targets)
+            second = engine.loss(again, twice)
     except Exception as error:  # the loss's code may be anything
         raise ValueError(f"the loss does not take {what}: {first_line(error)}") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
@@ -170,7 +261,8 @@ def _check_loss(engine: AutogradEngine, output: Any, targets: Any, again: Any) -
         raise ValueError(
             f"the loss of the initial model is {float(value)} on two of the examples: it must be a number"
         )
-    doubled = float(engine.loss(again, _twice(targets)))
+    _check_pairings("the loss", engine.loss, [(output, targets), (again, twice)])
+    doubled = float(second)
     if abs(doubled - 2 * float(value)) <= 1e-3 * abs(doubled) and abs(doubled - float(value)) > 1e-6:
         raise ValueError(
             f"the loss is a sum and not a mean over the batch: {float(value):g} became {doubled:g} with each "
@@ -195,4 +287,16 @@ def _check_gradient(engine: AutogradEngine, x: Tensor, local: Tensor, probe: Any
     except Exception as error:  # of the module or the loss
         raise ValueError(
             f"the loss has no gradient for the model's parameters: {first_line(error)}"
+        ) from error
+
+
+def _check_single(engine: AutogradEngine, x: Tensor, local: Tensor, probe: Any, targets: Any) -> None:
+    """ValueError for a model that cannot train on one example, as with BatchNorm."""
+    alone = [trees.mapped(lambda value: value[None, :1], tree) for tree in (probe, targets)]
+    try:
+        engine.gradient(x, local.clone(), alone[0], alone[1], [0], torch.empty_like(x), train=True)
+    except Exception as error:  # of the module or the loss
+        raise ValueError(
+            f"batch_size 1 is too small for this model ({first_line(error)}): BatchNorm needs a batch of at "
+            "least 2; or replace it by GroupNorm"
         ) from error

@@ -104,7 +104,7 @@ class Classification:
             plain = AutogradEngine(self.module, self.loss, probe, device, named)
         except Exception as error:  # the module's code may be anything
             raise refusal(error, probe) from error
-        plain.accuracy = check_fit(plain, self.module, self.metrics, dataset, probe, targets)
+        plain.accuracy = check_fit(plain, self.module, self.metrics, dataset, probe, targets, self.batch_size)
         many = self._many(plain) if fast else None
         return many if many is not None and many.pays(probe) and many.agrees(plain, probe, targets) else plain
 

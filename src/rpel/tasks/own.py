@@ -58,7 +58,9 @@ class Task:
             self.dataset, self.shards = user.per_node(train, test, len(train), collate=collate)
         else:
             self.dataset = user.dataset(train, test, collate=collate, name=name)
-        checked = self.among([np.arange(self.dataset.size)], batch_size=1, seed=0)
+        if loss is None:
+            self.dataset = user.with_classes(self.dataset)
+        checked = self.among([np.arange(self.dataset.size)], batch_size=2, seed=0)
         self.d, self.layout = checked.d, checked.layout
 
     def among(

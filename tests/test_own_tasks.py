@@ -422,15 +422,22 @@ BROADCASTING: dict[str, Any] = {
 def test_loss_of_all_pairs_by_broadcasting_is_refused(loss: str) -> None:
     column, flat = made(nn.Linear, 4, 1), nn.Sequential(made(nn.Linear, 4, 1), nn.Flatten(0))
     y, function = X[:, 0], BROADCASTING[loss]
-    words = r"output of the shape \(N, 1\) and a target of the shape \(N,\).*y\.reshape\(-1, 1\)"
+    words = r"outputs of the shape \(N, 1\) against targets of the shape \(N,\).*y\.reshape\(-1, 1\)"
     with pytest.raises(ValueError, match=words):
         of_regression(column, y, function)
-    with pytest.raises(ValueError, match=r"shape \(N,\) and a target of the shape \(N, 1\).*y\.flatten\(\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(N,\) against targets of the shape \(N, 1\).*y\.flatten\(\)"
+    ):
         of_regression(flat, y[:, None], function)
-    with pytest.raises(ValueError, match="metric 'mine' compares every output"):
+    with pytest.raises(ValueError, match="metric 'mine' broadcasts outputs"):
         of_regression(column, y[:, None], nn.MSELoss(), {"mine": lambda a, b: function(a, b[:, 0])})
     for model, targets in ((column, y[:, None]), (flat, y)):
         assert of_regression(model, targets, function).d == 5
+
+
+def test_loss_that_torch_warns_of_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(N, 1\) against targets of the shape \(N, 3\)"):
+        of_regression(made(nn.Linear, 4, 1), X[:, :3], nn.MSELoss())
 
 
 def contrastive(output: Tensor, y: Tensor) -> Tensor:

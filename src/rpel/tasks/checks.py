@@ -178,9 +178,9 @@ class _Pairings(TorchFunctionMode):
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         for output, target in product(tensors, tensors):
             if output.requires_grad and not target.requires_grad and self._pairs(output, target):
-                shape = torch.broadcast_shapes(output.shape, target.shape)
+                shape = np.broadcast_shapes(tuple(output.shape), tuple(target.shape))
                 if _shape_by_example(func, args, kwargs, result) == shape:
-                    self.pairs.add((self._named(output), self._named(target)))
+                    self.pairs.add((_of_batch(output), _of_batch(target)))
         return result
 
     def _pairs(self, output: Tensor, target: Tensor) -> bool:
@@ -191,11 +191,13 @@ class _Pairings(TorchFunctionMode):
             1 in (a, b) or a == b for a, b in zip(low[1:], high[len(high) - len(low) + 1 :], strict=True)
         )
 
-    def _named(self, value: Tensor) -> str:
-        return f"(N, {', '.join(map(str, value.shape[1:]))})" if value.dim() > 1 else "(N,)"
+
+def _of_batch(value: Tensor) -> str:
+    """A shape, with N for the number of examples."""
+    return f"(N, {', '.join(map(str, value.shape[1:]))})" if value.dim() > 1 else "(N,)"
 
 
-def _shape_by_example(func: Any, args: Any, kwargs: Any, result: Any) -> torch.Size | None:
+def _shape_by_example(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...] | None:
     """The shape of what a function gives, for a loss before it takes the mean."""
     if isinstance(result, Tensor) and not result.dim():
         try:
@@ -204,11 +206,11 @@ def _shape_by_example(func: Any, args: Any, kwargs: Any, result: Any) -> torch.S
                 result = func(*args, **{**kwargs, "reduction": "none"})
         except TypeError:  # it is no loss of torch's
             return None
-    return result.shape if isinstance(result, Tensor) else None
+    return tuple(result.shape) if isinstance(result, Tensor) else None
 
 
 def _pairings(function: Any, output: Any, targets: Any) -> set[tuple[str, str]]:
-    """The shapes of outputs and targets of different examples that a function of a batch compares."""
+    """The shapes of outputs and targets that a function of a batch broadcasts."""
 
     def differentiable(value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -217,26 +219,29 @@ def _pairings(function: Any, output: Any, targets: Any) -> set[tuple[str, str]]:
     if type(output) in (Tensor, tuple, dict):
         output = trees.mapped(differentiable, output)
     mode = _Pairings(len(trees.first(targets)))
-    with mode, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a target size")
+    with mode, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         try:
             function(output, targets)
         except Exception:  # code that takes no outputs with a gradient, such as a metric by NumPy
             return set()
+    unequal = isinstance(output, Tensor) and isinstance(targets, Tensor) and output.shape != targets.shape
+    if unequal and any("Using a target size" in str(warning.message) for warning in said):
+        mode.pairs.add((_of_batch(output), _of_batch(targets)))
     return mode.pairs
 
 
 def _check_pairings(what: str, function: Any, batches: Sequence[tuple[Any, Any]]) -> None:
-    """ValueError for a loss or a metric that broadcasting makes one of all pairs of examples.
+    """ValueError for a loss or a metric that broadcasts outputs and targets against each other.
 
     batches: of different sizes, as a constant may be as long as one of them by chance.
     """
     pairs = set.intersection(*(_pairings(function, *batch) for batch in batches))
     for output, target in sorted(pairs):
+        advice = {"(N,)": ", such as y.reshape(-1, 1) for the targets y", "(N, 1)": ", such as y.flatten()"}
         raise ValueError(
-            f"{what} compares every output with every target of the batch, because an output of the shape "
-            f"{output} and a target of the shape {target} are broadcast: give both one shape, such as "
-            f"{'y.reshape(-1, 1)' if target == '(N,)' else 'y.flatten()'} for targets y"
+            f"{what} broadcasts outputs of the shape {output} against targets of the shape {target}, so it "
+            f"does not compare each output with its own target: give both one shape{advice.get(target, '')}"
         )
 
 

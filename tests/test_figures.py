@@ -16,12 +16,11 @@ import pytest
 from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
-from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, chosen, find
+from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, Scale, chosen, find, scale_of
 from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.runs.folder import RunFolder
 from rpel.simulation.callbacks import Tick
 from rpel.simulation.methods import resolve
-from rpel.types import Scale
 from support.commands import rpel
 from support.data_files import femnist, leaf_file
 from support.waiting import PATIENCE
@@ -140,11 +139,14 @@ def test_partial_panel_is_stamped_with_its_share() -> None:
 
 
 @pytest.mark.parametrize("scale", Scale)
-def test_run_records_the_scale(scale: Scale) -> None:
-    """Reports stamp by it, wherever the run folder went."""
+def test_runs_of_a_panel_are_recognised_by_their_sizes_and_rounds(scale: Scale) -> None:
     for panel in (*PANELS, *EXTRAS):
-        assert {run.scale for runs in sized(panel, scale).runs for run in runs} <= {scale}
-    assert sized(find("mnist-left"), scale).runs[0][0].scale is scale
+        assert {scale_of(run) for runs in sized(panel, scale).runs for run in runs} <= {scale}, panel.name
+
+
+def test_run_that_no_panel_has_is_at_full_size() -> None:
+    assert scale_of(load("quickstart")) is Scale.FULL
+    assert scale_of(load("mnist-30").replace(nodes=31, rounds=5)) is Scale.FULL
 
 
 def test_figures_have_their_places() -> None:

@@ -11,6 +11,7 @@ import pytest
 import paper_results as tool
 import rpel
 from kept_runs import Archive
+from rpel.config.spec import Spec
 from rpel.runs.certificate import versions
 from rpel.theory import reduction
 
@@ -228,7 +229,9 @@ def test_kept_run_made_again_has_the_same_numbers(shared_data: Path) -> None:
         run for run in runs if run.name.startswith("mnist-n30-b1-s3-rpel-alie") and run.spec["seed"] == 0
     )
     fields = {
-        key: value for key, value in kept.spec.items() if key not in ("out", "scale", "workers", "engine")
+        key: value
+        for key, value in kept.spec.items()
+        if key in Spec.model_fields and key not in ("out", "workers", "engine")
     }
     again = rpel.simulate(**fields | {"data_dir": str(shared_data)})
     here, there = versions(), MADE_ON | kept.proof["versions"]

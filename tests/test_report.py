@@ -20,6 +20,7 @@ import typer
 
 from rpel.cli.report import report
 from rpel.config.spec import Spec, load, load_folder, spec_hash, to_toml
+from rpel.experiments.panels import scale_of
 from rpel.report import chart_groups, collect, group_runs, page
 from rpel.report.collect import command
 from rpel.report.drawing import values
@@ -218,8 +219,9 @@ def test_run_without_node_metrics_shows_the_worst_of_each_round(tmp_path: Path, 
 def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-alie", scale="smoke")
-    put(tmp_path / "runs", name="smoke-n10-b2-s4-rpel-foe", attack="foe", scale="smoke")
+    paper: dict[str, Any] = {"nodes": 30, "byzantine": 1, "pull": 3}
+    put(tmp_path / "runs", **paper)
+    put(tmp_path / "runs", attack="foe", **paper)
     figures = tmp_path / "figures"
     rpel_report(
         str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures", str(figures), "--json"
@@ -236,12 +238,13 @@ def test_runs_that_are_not_at_full_size_are_stamped_wherever_they_are_shown(
 
 
 def test_panel_with_some_short_runs_says_which(tmp_path: Path) -> None:
-    put(tmp_path, name="short-mnist-n10-b2-s4-rpel-alie", rounds=2, scale="short")
-    put(tmp_path, name="mnist-n10-b2-s4-rpel-alie")
+    paper: dict[str, Any] = {"nodes": 30, "byzantine": 1, "pull": 3, "dataset": "mnist"}
+    put(tmp_path, rounds=60, **paper)
+    put(tmp_path, rounds=200, **paper)
     (panel,) = chart_groups(group_runs(collect([tmp_path]).runs))
     assert panel.stamp == "partly SHORT"
-    assert sorted((setting.stamp, setting.label) for setting in panel.groups) == [
-        ("", "rpel · median · alie · rounds 4"), ("SHORT", "SHORT · rpel · median · alie · rounds 2"),
+    assert sorted((scale_of(setting.spec).stamp, setting.label) for setting in panel.groups) == [
+        ("", "rpel · median · alie · rounds 200"), ("SHORT", "SHORT · rpel · median · alie · rounds 60"),
     ]  # fmt: skip
     text = page(collect([tmp_path]))
     assert "1 of 2 settings here have fewer rounds" in text

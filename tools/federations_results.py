@@ -77,7 +77,7 @@ class Federation:
         """The keywords of the run."""
         spec = load(self.preset)
         known = {key: value for key in Spec.model_fields if (value := getattr(spec, key)) is not None}
-        del known["out"], known["scale"]
+        del known["out"]
         return {**known, **self.changes, **ATTACKS[attack], **WAYS[way], "name": self.preset}
 
     def holds(self, run: KeptRun) -> bool:

@@ -365,11 +365,11 @@ SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 def of_settings(panels: Panels, names: list[str]) -> str:
     """A row for each setting of a page (all fields alike but the seed): what its seeds ended with."""
-    wanted = SETTINGS[names[0]] | {"dataset": ("mnist",), "rounds": (200,), "scale": ("full",)}
+    wanted = SETTINGS[names[0]] | {"dataset": ("mnist",), "rounds": (200,)}
     groups: dict[tuple[Any, ...], dict[int, KeptRun]] = defaultdict(dict)
     for run in panels.archive.runs():
         sizes = tuple(run.spec.get(key) for key in ("nodes", "byzantine", "pull"))
-        spec = {"scale": "full", **run.spec, "sizes": sizes}
+        spec = {**run.spec, "sizes": sizes}
         if all(spec.get(key) in allowed for key, allowed in wanted.items()):
             key = sizes, spec["attack"], spec["method"] != "rpel", spec["method"], spec["rule"]
             groups[key][spec.get("seed", 0)] = run

@@ -83,20 +83,6 @@ class Guarantee(StrEnum):
         }[self]
 
 
-class Scale(StrEnum):
-    """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds,
-    full is the paper's."""
-
-    SMOKE = "smoke"
-    SHORT = "short"
-    FULL = "full"
-
-    @property
-    def stamp(self) -> str:
-        """What stands on a figure: SMOKE, SHORT, or nothing."""
-        return "" if self is Scale.FULL else self.value.upper()
-
-
 class Health(StrEnum):
     """What `rpel network check` found of a member; UNMEASURED: well, but its speed is not known."""
 

@@ -74,11 +74,13 @@ def report(
 
 
 def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
+    from rpel.experiments.panels import scale_of
+
     def setting(group: "RunSet") -> dict[str, Any]:
         shared = {key: getattr(group.spec, key) for key in ("dataset", "nodes", "byzantine")}
         ends = {key: group.interval(key) for key in group.measures}
         return {
-            "label": group.label, "stamp": group.stamp or None, **shared,
+            "label": group.label, "stamp": scale_of(group.spec).stamp or None, **shared,
             "pull": group.runs[0].certificate.pull, "seeds": [run.spec.seed for run in group.runs],
             "held": group.held,
             "intervals": {key: dict(zip(_ENDS, three, strict=True)) for key, three in ends.items()},

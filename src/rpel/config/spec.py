@@ -31,7 +31,7 @@ from rpel.config.record import (
     unbounded,
 )
 from rpel.errors import nearest
-from rpel.types import CONFIDENCE, Scale, WireName
+from rpel.types import CONFIDENCE, WireName
 
 DatasetName = Literal[
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "heart-disease", "fdu-mtl", "shakespeare",
@@ -156,7 +156,6 @@ class Spec(Training):
         pattern=r"^[\w.+-]+$",
         examples=["letters, digits and . + - _"],
     )
-    scale: Annotated[Scale, Identity.NEVER] = Field(Scale.FULL, description="size beside what it stands for")
     dataset: DatasetName | str = Field(
         "mnist-sample", description="data set: a name, or module:function of yours"
     )

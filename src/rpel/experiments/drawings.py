@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import planning, plots
-from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel
+from rpel.experiments.panels import COLUMNS, PULLS, SHARES, SIMULATED_ROUNDS, SIMULATIONS, Curve, Panel, Scale
 from rpel.planning.paper import simulate_max
 from rpel.runs.record import Run, interval
-from rpel.types import Scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

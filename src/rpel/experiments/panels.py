@@ -9,6 +9,8 @@ ours is in docs/results/paper.md.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
@@ -17,6 +19,21 @@ from rpel.errors import nearest
 
 Kind = Literal["accuracy", "fraction", "final", "bytes"]
 Measure = Literal["mean", "worst"]
+
+
+class Scale(StrEnum):
+    """The size of a run beside the paper's: smoke shows that it works, short has fewer rounds,
+    full is the paper's."""
+
+    SMOKE = "smoke"
+    SHORT = "short"
+    FULL = "full"
+
+    @property
+    def stamp(self) -> str:
+        """What is written on a figure: SMOKE, SHORT, or nothing."""
+        return "" if self is Scale.FULL else self.value.upper()
+
 
 SIMULATED_ROUNDS = 200
 SIMULATIONS = 5
@@ -328,3 +345,25 @@ def chosen(names: Iterable[str]) -> list[Panel]:
 def everything() -> tuple[Panel, ...]:
     """The paper's panels, then those beyond it."""
     return PANELS + EXTRAS
+
+
+@cache
+def _rounds() -> dict[tuple[int, int, int | None], dict[str, int]]:
+    """The rounds of the panels' runs by (nodes, byzantine, pull) and data set."""
+    rounds: dict[tuple[int, int, int | None], dict[str, int]] = {}
+    for spec in (curve.spec() for panel in everything() for curve in panel.curves):
+        rounds.setdefault((spec.nodes, spec.byzantine, spec.pull), {})[spec.dataset] = spec.rounds
+    return rounds
+
+
+def scale_of(spec: Spec) -> Scale:
+    """Compare a run with the panels' runs of the same nodes, byzantine and pull.
+
+    >>> spec = load("mnist-30")
+    >>> [scale_of(run).value for run in (spec, spec.replace(rounds=60), spec.replace(dataset="mnist-sample"))]
+    ['full', 'short', 'smoke']
+    """
+    rounds = _rounds().get((spec.nodes, spec.byzantine, spec.pull), {})
+    if rounds and spec.dataset == "mnist-sample":
+        return Scale.SMOKE
+    return Scale.SHORT if spec.rounds < rounds.get(spec.dataset, 0) else Scale.FULL

@@ -6,8 +6,8 @@ so it shows that everything works and nothing else.
 
 Invariants: a run that this code has finished in OUT/runs is not repeated, whichever panel wanted it; a panel
 is written as soon as its runs are there, so an interrupted reproduction leaves everything it had; what cannot
-be made is named with its reason and does not stop the rest; a figure and its runs carry their scale, so
-nobody takes them for the paper's.
+be made is named with its reason and does not stop the rest; a figure that is not at the paper's
+size is stamped.
 """
 
 import json
@@ -23,7 +23,7 @@ from rpel.config.spec import Spec
 from rpel.errors import nearest
 from rpel.experiments import drawings
 from rpel.experiments.estimate import costs, kind
-from rpel.experiments.panels import PANELS, Curve, Panel, chosen
+from rpel.experiments.panels import PANELS, Curve, Panel, Scale, chosen
 from rpel.files import write_text
 from rpel.plots import Style
 from rpel.processes import Stop
@@ -36,7 +36,6 @@ from rpel.simulation.inputs import Download, Inputs, Objects, gather, loader
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import folder_name, placed, run
 from rpel.text import count
-from rpel.types import Scale
 
 _SMOKE: dict[str, Any] = {
     "dataset": "mnist-sample", "model": "mlp", "rounds": 10, "batch_size": 10, "eval_every": 2,
@@ -142,10 +141,10 @@ def _resized(spec: Spec, scale: Scale, part: float | None) -> Spec:
     if scale is Scale.SMOKE:
         rate = spec.rate(1)
         return spec.replace(
-            **_SMOKE, lr=rate, scale=scale, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None
+            **_SMOKE, lr=rate, name=spec.name.replace(spec.dataset, "smoke", 1), data_dir=None
         )
     if scale is Scale.SHORT:
-        return shortened(spec, part or _SHORTER[spec.dataset]).replace(name=f"short-{spec.name}", scale=scale)
+        return shortened(spec, part or _SHORTER[spec.dataset]).replace(name=f"short-{spec.name}")
     return spec
 
 

@@ -66,7 +66,7 @@ class Cell:
         from rpel.simulation.inputs import code_versions, data_checksums
 
         spec = self.spec
-        what: list[Any] = [spec.identity(), spec.name, spec.scale, spec.seeds, code_versions(spec)["code"]]
+        what: list[Any] = [spec.identity(), spec.name, spec.seeds, code_versions(spec)["code"]]
         what.append(data_checksums(spec.dataset, spec.data_dir))
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from rpel.config.spec import TO_ALL, Spec, compared_fields
+from rpel.experiments.panels import scale_of
 from rpel.runs.columns import Row
 from rpel.runs.record import Run, RunSet, interval
 from rpel.runs.table import Table
@@ -51,7 +52,7 @@ class Chart:
     def stamp(self) -> str:
         """What must be written over its curves, if they are not all at full size."""
         words = stamps(self.groups)
-        partly = "" if all(group.stamp for group in self.groups) else "partly "
+        partly = "" if all(scale_of(group.spec).stamp for group in self.groups) else "partly "
         return partly + " and ".join(words) if words else ""
 
     @property
@@ -69,7 +70,7 @@ class Chart:
 
 def stamps(groups: Sequence[RunSet]) -> list[str]:
     """The words that tell groups that are not at full size."""
-    return sorted({group.stamp for group in groups} - {""}, reverse=True)
+    return sorted({scale_of(group.spec).stamp for group in groups} - {""}, reverse=True)
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunSet]:
@@ -207,7 +208,7 @@ def _attack(spec: Spec) -> str:
 
 def _name(spec: Spec, telling: Sequence[str]) -> str:
     extra = [f"{key} {value_text(getattr(spec, key))}" for key in telling]
-    size = [word for word in [spec.scale.stamp] if word]
+    size = [word for word in [scale_of(spec).stamp] if word]
     return " · ".join([*size, spec.method, spec.rule or "own rule", _attack(spec), *extra])
 
 
@@ -279,7 +280,7 @@ def to_csv(runs: Sequence[Run]) -> str:
     >>> to_csv([])
     '\\n'
     """
-    fields = ["name", "scale", "seed", *compared_fields()]
+    fields = ["name", "seed", *compared_fields()]
     lines = []
     for run in runs:
         known = {"run": run.name} | {key: value_text(getattr(run.spec, key)) for key in fields}

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rpel import plots
+from rpel.experiments.panels import scale_of
 from rpel.report import drawing
 from rpel.report.collect import Collection, command
 from rpel.report.groups import METRICS, Chart, chart_groups, group_runs, stamps
@@ -132,16 +133,16 @@ def _summary(collection: Collection, groups: Sequence[RunSet]) -> str:
 
 
 _MEANS = {
-    "SMOKE": "only show that everything works: a small network, a sample of MNIST, a few rounds, one seed",
-    "SHORT": "have fewer rounds than the paper's, and one seed",
+    "SMOKE": "only show that everything works: they learn from a sample of MNIST",
+    "SHORT": "have fewer rounds than the paper's",
 }
 
 
 def _stamps(groups: Sequence[RunSet]) -> list[dict[str, str]]:
-    """A word and a sentence for each scale that is not the paper's."""
+    """A word and a sentence for each size that is not the paper's."""
     stamps = []
     for word, meaning in _MEANS.items():
-        alike = sum(group.stamp == word for group in groups)
+        alike = sum(scale_of(group.spec).stamp == word for group in groups)
         who = "All settings here" if alike == len(groups) else f"{alike} of {len(groups)} settings here"
         if alike:
             stamps.append({"word": word, "sentence": f"{who} {meaning}."})

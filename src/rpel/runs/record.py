@@ -388,11 +388,6 @@ class RunSet(Finished):
         return all(run.reused for run in self.runs)
 
     @property
-    def stamp(self) -> str:
-        """SMOKE or SHORT when a run is not at full size."""
-        return max(run.spec.scale.stamp for run in self.runs)
-
-    @property
     def measure(self) -> str:
         """What they are judged by: "accuracy", or the name of a metric where there are no classes."""
         return self.runs[0].measure

@@ -23,7 +23,7 @@ from rpel.simulation.supervision import engine as engine_of
 from rpel.tasks import Task
 from rpel.tasks.checks import check_model
 from rpel.tasks.task import Loss
-from rpel.types import Scale, WireName
+from rpel.types import WireName
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
 
@@ -81,7 +81,6 @@ class Fields(TypedDict, total=False):
     engine: Literal["local", "ray"]
     address: str | None
     name: str
-    scale: Scale | Literal["smoke", "short", "full"]
 
 
 class Options(Fields, total=False):
@@ -177,7 +176,7 @@ def simulate(
         With a model, loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a
         folder of its own; reuse=True takes the finished one all the same, also one that other code has made.
         device, threads, workers: where it runs; workers are processes that share it, started here or, with
-        engine="ray", by the Ray cluster at an address. scale: how large it is beside what it stands for.
+        engine="ray", by the Ray cluster at an address.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
         last evaluation.
         tensorboard: copy the metrics for TensorBoard.

@@ -21,7 +21,7 @@ from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.randomness import sample_without_replacement
 from rpel.simulation import engine
-from rpel.simulation.methods import METHODS, build_network, messages, remarks, resolve, same_rules
+from rpel.simulation.methods import METHODS, build_network, messages, resolve
 from rpel.topology import FixedGraph, Push, RandomRegular
 from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
 
@@ -135,23 +135,6 @@ def test_methods_in_which_all_hear_all_refuse_another_pull_or_b_hat(
     assert resolve(spec.replace(pull=19, b_hat=4)).pull == 19
     with pytest.raises(ValueError, match=f"method {method}.*{nearest}"):
         resolve(spec.replace(**given))
-
-
-def test_equivalent_rules_under_a_plan_are_reported() -> None:
-    base = Spec(nodes=20, byzantine=4, pull=8, b_hat=4)
-    rules = ("trimmed_mean", "median", "nnm+trimmed_mean", "nnm+median", "krum", "mean")
-    said = same_rules(resolve(base.replace(rule=rule)) for rule in (*rules, "median"))
-    assert [sentence.partition(" are one")[0] for sentence in said] == [
-        "median and trimmed_mean", "nnm+median and nnm+trimmed_mean",
-    ]  # fmt: skip
-    assert same_rules(resolve(base.replace(rule=rule, pull=11)) for rule in rules) == []
-    # the mean of the two in the middle
-    two_left = [resolve(base.replace(rule=rule, pull=9)) for rule in rules]
-    assert len(same_rules(two_left)) == 2
-    (alone,) = remarks(base, resolve(base))
-    assert alone.startswith(
-        "nnm+median and nnm+trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is"
-    )
 
 
 def test_run_that_names_no_pull_takes_the_comfortable_plan_and_says_so(

@@ -48,7 +48,6 @@ def sweep(
         out: Folder for runs and the table. [sweeps/NAME]
     """
     grid = checked(read(file))
-    _say_same_rules(grid)
     with _engine(engine, address) as ray, terminal.interruptible(), _watching(terminal.stderr()) as watch:
         work = Sweep(grid, out or Path("sweeps") / file.stem, jobs, tensorboard, ray, reuse)
         work.run(watch)
@@ -60,14 +59,6 @@ def sweep(
         print(f"table: {work.out / 'sweep.csv'}")
     if any(state.status == "failed" for state in work.states):
         raise typer.Exit(1)
-
-
-def _say_same_rules(cells: Sequence[Cell]) -> None:
-    """Once for all cells: rows that will be alike, and why."""
-    from rpel.simulation.methods import resolve, same_rules
-
-    for sentence in same_rules(resolve(cell.spec) for cell in cells if cell.spec is not None):
-        terminal.say(f"note: {sentence}")
 
 
 @contextmanager
@@ -193,7 +184,6 @@ def arena(
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
     console = terminal.stderr()
-    _say_same_rules([trial.cell for trial in played])
     with _engine(engine, address) as ray:
         work = Sweep([trial.cell for trial in played], out, jobs, ray=ray, reuse=reuse)
         work.recall()

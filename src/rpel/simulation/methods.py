@@ -1,8 +1,7 @@
 """Every method is one topology and one rule; nothing else in the round changes.
 And a Spec resolved for its method."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +12,10 @@ from pydantic import Field
 from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
-from rpel.backend.base import backend
 from rpel.config.spec import TO_ALL, Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
-from rpel.randomness import stream
 from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
-from rpel.rules.registry import built_in
 from rpel.simulation.delivery import Roster
 from rpel.simulation.schedule import Schedule, slowness
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
@@ -275,72 +271,21 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
 # --- what there is to say before a run ----------------------------------------------------------------------
 
 
-def remarks(spec: Spec, resolved: ResolvedSpec) -> list[str]:
-    """What was planned for a run that names no pull, and with which rules its own coincides.
+def remark(spec: Spec, resolved: ResolvedSpec) -> str | None:
+    """What was planned for a run that names no pull.
 
-    >>> spec = Spec(nodes=7, byzantine=2, rule="median")
-    >>> remarks(spec, resolve(spec))
-    ['pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after
-    trimming']
+    >>> spec = Spec(nodes=7, byzantine=2)
+    >>> remark(spec, resolve(spec))
+    'pull 6 and b_hat 2 by the comfortable plan: a hostile share of at most 0.286, 3 of 7 models left after
+    trimming'
     """
-    found, m = [], resolved.pull + 1
-    if spec.pull is None and spec.method not in TO_ALL:
-        left = m - 2 * resolved.b_hat
-        found.append(
-            f"pull {resolved.pull} and b_hat {resolved.b_hat} by the comfortable plan: a hostile share of at "
-            f"most {resolved.b_hat / m:.3g}, {left} of {m} models left after trimming"
-        )
-    *before, last = resolved.rule.split("+")
-    alike = (
-        {"+".join([*before, name]) for name in ("mean", "median", "trimmed_mean")}
-        if last in _ALIKE
-        else set()
+    if spec.pull is not None or spec.method in TO_ALL:
+        return None
+    m, b_hat = resolved.pull + 1, resolved.b_hat
+    return (
+        f"pull {resolved.pull} and b_hat {b_hat} by the comfortable plan: a hostile share of at most "
+        f"{b_hat / m:.3g}, {m - 2 * b_hat} of {m} models left after trimming"
     )
-    return found + [
-        sentence for sentence in same_rules([resolved], alike) if resolved.rule in sentence.split()
-    ]
-
-
-_ALIKE = ("mean", "median", "trimmed_mean")
-
-
-def same_rules(specs: Iterable[ResolvedSpec], others: Iterable[str] = ()) -> list[str]:
-    """A sentence for each set of rules that are one function under a plan of these runs,
-    compared by trying them.
-
-    >>> runs = [resolve(Spec(pull=8, b_hat=4, rule=rule)) for rule in ("trimmed_mean", "median", "krum")]
-    >>> same_rules(runs)
-    ['median and trimmed_mean are one function at pull 8 and b_hat 4: 1 of 9 models is left after trimming']
-    """
-    plans: dict[tuple[int, int], set[str]] = {}
-    for spec in specs:
-        if spec.method in _OTHER_RULES:
-            plans.setdefault((spec.pull, spec.b_hat), set(others)).add(spec.rule)
-    found = []
-    for (pull, b_hat), rules in plans.items():
-        m = pull + 1
-        left = m - 2 * b_hat
-        why = f"{left} of {m} models {'is' if left == 1 else 'are'} left after trimming"
-        for *first, last in _coinciding(sorted(rules), m, b_hat):
-            found.append(
-                f"{', '.join(first)} and {last} are one function at pull {pull} and b_hat {b_hat}: {why}"
-            )
-    return found
-
-
-def _coinciding(names: Sequence[str], m: int, f: int) -> list[list[str]]:
-    """Those of the built-in rules that give the same on a few inputs of m vectors."""
-    if len(names) < 2:
-        return []
-    table, index = stream(0, "coinciding").standard_normal((6 * m, 5)), np.arange(6 * m).reshape(6, m)
-    plain, groups = backend("plain"), dict[bytes, list[str]]()  # for so little nothing is compiled
-    for name in names:
-        if not all(map(built_in, name.split("+"))):
-            continue
-        with suppress(ValueError):  # it cannot take so many
-            found = rule_by_name(name, f=f).aggregate(table, index, kernels=plain)
-            groups.setdefault(found.round(9).tobytes(), []).append(name)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 # --- what a Spec builds -------------------------------------------------------------------------------------

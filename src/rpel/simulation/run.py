@@ -7,7 +7,7 @@ rounds, and in the last evaluation, which can be long: the last round is then ke
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rpel.simulation import launch
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
 from rpel.simulation.communicator import Communicator, LostError
 from rpel.simulation.inputs import Download, Inputs, Load, Objects, available, code_versions, gather, loader
-from rpel.simulation.methods import ResolvedSpec, remarks, resolve
+from rpel.simulation.methods import ResolvedSpec, remark, resolve
 from rpel.simulation.runner import Run
 
 log = logging.getLogger("rpel")
@@ -71,7 +71,7 @@ def run(
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
             resolved, inputs = workers.together(partial(prepared, one, own, load))
-            said = remarks(spec, resolved) if workers.rank == 0 and seed == seeds[0] else ()
+            said = remark(spec, resolved) if workers.rank == 0 and seed == seeds[0] else None
             folder = None
             if kept:
                 place = partial(placed, resolved, inputs, reuse=reuse, force=force)
@@ -174,7 +174,7 @@ def _run_one(
     force: bool,
     workers: Communicator,
     callbacks: Sequence[Callback] = (),
-    remarks: Iterable[str] = (),
+    said: str | None = None,
 ) -> Result | None:
     """The stored result, or the rest of the run; None but for worker 0."""
     workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
@@ -188,8 +188,8 @@ def _run_one(
             stack.enter_context(one_torch_thread())
         spec = spec.model_copy(update={"threads": count})
         run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers, callbacks))
-        for remark in remarks:  # once nothing is wrong any more
-            log.info("%s", remark)
+        if said is not None:  # once nothing is wrong any more
+            log.info("%s", said)
         if folder is not None:
             workers.first(lambda: stack.enter_context(folder.locked()))
             workers.each(folder.check_shared)

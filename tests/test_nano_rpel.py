@@ -56,7 +56,8 @@ def test_nano_training_equals_algorithm_1(nano: ModuleType, attack: str) -> None
 
     problem = algorithm.plain(
         gradient, np.zeros(nano.FEATURES * nano.CLASSES), nodes=nano.NODES, byzantine=nano.BYZANTINE,
-        pull=pull, b_hat=b_hat, lr=lambda t: 1.0, beta=0.9, decay=1e-4, draw=draw, forge=getattr(nano, attack),
+        pull=pull, b_hat=b_hat, lr=lambda t: 1.0, beta=0.9, decay=1e-4, draw=draw,
+        forge=getattr(nano, attack),
     )  # fmt: skip
     state, most = algorithm.init(problem), 0
     for _ in range(nano.ROUNDS):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rpel.config.membership import Member, Membership
+from rpel.peer.config.membership import Member, Membership
 from rpel.peer.io import identity
 from rpel.peer.io.client import Client
 from rpel.peer.io.snapshot import Snapshot

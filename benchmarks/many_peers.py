@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.ops.demo import Demonstration, _founded
 from rpel.peer.ops.watch import Observer, look
 from rpel.processes import Children, Stop

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from rpel.config.membership import Membership
+from rpel.peer.config.membership import Membership
 from rpel.peer.io import identity
 
 PORT = 7444

@@ -18,7 +18,7 @@ import numpy as np
 from aiohttp import web
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from rpel.config.membership import Member, Membership
+from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.io import identity
 from rpel.peer.io.client import Client

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import flood as flooding
 import machine
 import plain_exchange
-from rpel.config.membership import Founding
+from rpel.peer.config.membership import Founding
 from support import namespaces
 from support.loopback import credentials
 from support.process_network import PORT, Plan, ProcessNetwork, half_step, loopback

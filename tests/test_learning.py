@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
-from rpel.config.timetable import Timetable
 from rpel.learning import aggregate
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import (
     AskClocks,

@@ -14,8 +14,8 @@ import pytest
 
 import rpel
 from rpel.attacks.registry import about as attacks
-from rpel.config.membership import Member, Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Member, Membership
+from rpel.peer.config.settings import Config
 from rpel.rules.registry import about as rules
 from rpel.runs.columns import COLUMNS, DECLARED
 from support.paths import ROOT

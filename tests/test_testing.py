@@ -261,7 +261,7 @@ x = np.arange(10.0).reshape(5, 2)
 print(rpel.rule("nnm+winsorized_mean", f=1)(x).tolist(), rpel.attack("echo", gain=2.0).forge(x).tolist())
 print(dict(rpel.rules.registry.about())["winsorized_mean"])
 
-from rpel.config.peer import check_task
+from rpel.peer.config.settings import check_task
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import task_learner
 shapes = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}

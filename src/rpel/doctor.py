@@ -261,7 +261,7 @@ def _synchronised() -> bool | None:
 
 
 def _peer(path: Path) -> Iterator[Check]:
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
 
     config = Config.load(path)
     yield Check("peer.toml", True, f"{path}: {config.id}")
@@ -275,7 +275,7 @@ def _peer(path: Path) -> Iterator[Check]:
 
 
 def _members(config: Any) -> Iterator[Check]:
-    from rpel.config.membership import Membership
+    from rpel.peer.config.membership import Membership
 
     members = Membership.load(config.members)
     mine = any(member.id == config.id for member in members.members)
@@ -302,7 +302,7 @@ def _certificate(config: Any) -> Iterator[Check]:
 
 
 def _port(listen: str) -> Iterator[Check]:
-    from rpel.config.peer import listen_address
+    from rpel.peer.config.settings import listen_address
 
     host, port = listen_address(listen)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.ops.change import change, joining, leaving, pacing
 from rpel.peer.ops.join import join
 from rpel.peer.ops.watch import Observer, look

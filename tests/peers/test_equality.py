@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from rpel.backend.pool import set_threads, threads
-from rpel.config.peer import Config
 from rpel.config.spec import Spec, Training
-from rpel.config.timetable import Timetable
+from rpel.peer.config.settings import Config
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Layout, Reordering
 from rpel.peer.io.learner import TaskLearner, built_in, training

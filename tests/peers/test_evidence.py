@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership, content_hash
+from rpel.peer.config.membership import Member, Membership, content_hash
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, sign
 from rpel.peer.core.protocol import make_ready

@@ -16,9 +16,9 @@ import safetensors.numpy
 import tomli_w
 
 from rpel import certificates, cli, models
-from rpel.config.membership import Founding, Membership
-from rpel.config.peer import Config
 from rpel.config.record import parse_pairs
+from rpel.peer.config.membership import Founding, Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import Proof, Signed, of_member, sign
 from rpel.peer.io import identity
@@ -564,7 +564,7 @@ def test_proof_is_verified_by_anybody_who_has_the_members_file(
     path.write_text(path.read_text().replace('"round": 7', '"round": 8'))
     assert rpel(capsys, *command, code=1).out.startswith("not proven: ")
     assert json.loads(rpel(capsys, *command, "--json", code=1).out)["proven"] is False
-    assert "No such file" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
+    assert "none.json" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
     assert "is a folder: give a peer" in rpel(capsys, "verify", str(tmp_path), code=2).err
 
 

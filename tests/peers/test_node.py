@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership
+from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core import wire
 from rpel.peer.core.protocol import Pull, make_ready, sizes
 from rpel.peer.io import identity

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rpel import cli
-from rpel.config.membership import Membership
 from rpel.peer.api import run
+from rpel.peer.config.membership import Membership
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
 from rpel.peer.io.background import Background

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rpel import privacy
-from rpel.config.membership import Founding
-from rpel.config.peer import Config
 from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.peer.api import learner_of
+from rpel.peer.config.membership import Founding
+from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, built_in, task_learner, training
 from rpel.peer.io.node import Node

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rpel.config.peer import Config
+from rpel.peer.config.settings import Config
 from rpel.peer.ops.demo import free_ports
 from rpel.peer.ops.project import FILES, create
 from support.commands import rpel

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rpel import certificates
-from rpel.config.membership import ADDED, OUTER, Member, Membership, content_hash
+from rpel.peer.config.membership import ADDED, OUTER, Member, Membership, content_hash
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Roster, Witness, message, of_member, signed_by
 from rpel.peer.io.detector import verify

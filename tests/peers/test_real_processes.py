@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rpel import certificates
-from rpel.config import membership
+from rpel.peer.config import membership
 from rpel.peer.io import identity
 from support.observer import Observer
 from support.paths import TESTS

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel.config.timetable import Timetable
 from rpel.learning import NesterovOuter
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core import protocol
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Pulled, Record, Terms

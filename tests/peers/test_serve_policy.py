@@ -2,7 +2,7 @@
 
 import pytest
 
-from rpel.config.timetable import Timetable
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.serve_policy import EARLY, GONE, TOO_MANY, Decision, ServePolicy
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rpel import certificates
-from rpel.config.membership import Member
+from rpel.peer.config.membership import Member
 from rpel.peer.io import identity
 from rpel.peer.io.limits import Limits
 from support.loopback import (

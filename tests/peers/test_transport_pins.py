@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership
+from rpel.peer.config.membership import Member, Membership
 from rpel.peer.io import identity
 from rpel.peer.io.http import Request
 from rpel.peer.io.limits import Ticket

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from rpel import models
-from rpel.config.peer import Config
 from rpel.config.spec import Training
 from rpel.data import Dataset
 from rpel.learning import MomentumSGD
 from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
+from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, split
 from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training

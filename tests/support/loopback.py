@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from rpel import certificates
-from rpel.config.membership import Member, Membership
-from rpel.config.peer import listen_address
+from rpel.peer.config.membership import Member, Membership
+from rpel.peer.config.settings import listen_address
 from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import identity

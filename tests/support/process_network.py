@@ -25,8 +25,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpel.config import membership
-from rpel.config.membership import Founding
+from rpel.peer.config import membership
+from rpel.peer.config.membership import Founding
 from rpel.peer.core import wire
 from rpel.peer.io import model_files
 from rpel.peer.ops.found import new

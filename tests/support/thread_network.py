@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rpel import certificates
-from rpel.config.membership import INIT_FILE, Founding, Member, Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import INIT_FILE, Founding, Member, Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.io import identity
 from rpel.peer.io.learner import Blob, Learner

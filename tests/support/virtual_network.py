@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from rpel.config.timetable import Timetable
 from rpel.learning import NesterovOuter
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core import evidence, protocol
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.evidence import Proof, Signed, Witness

@@ -22,7 +22,7 @@ from rpel.text import count, human_bytes, number, percent, visible
 from rpel.types import CONFIDENCE, ROBUST_RULE
 
 if TYPE_CHECKING:
-    from rpel.config.membership import Membership
+    from rpel.peer.config.membership import Membership
     from rpel.peer.ops.change import Change, Holding
     from rpel.peer.ops.check import Checked, Report
     from rpel.peer.ops.demo import Scene, Show
@@ -100,8 +100,8 @@ def new(
         out: Folder for members.toml and init.safetensors.
         seed: Where a built-in task's initial model comes from.
     """
-    from rpel.config.membership import Founding
     from rpel.config.record import parse_pairs
+    from rpel.peer.config.membership import Founding
     from rpel.peer.ops.found import new as write_network
     from rpel.peer.ops.found import notes, parse_epoch
     from rpel.planning.traffic import bits_per_second
@@ -327,7 +327,7 @@ def diff(config: opt.Asking = opt.SETTINGS, as_json: opt.Json = False) -> None:
 
     Example: rpel network diff --config peer.toml
     """
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
     from rpel.peer.ops.change import holdings, waiting
     from rpel.peer.ops.watch import Observer
 
@@ -377,7 +377,7 @@ def list_members(members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) 
 
     Example: rpel network members
     """
-    from rpel.config.membership import Membership
+    from rpel.peer.config.membership import Membership
 
     membership = Membership.load(members, draft=True)
     keys = ("id", "organisation", "url", "fingerprint")
@@ -426,7 +426,7 @@ def check(
         step_seconds: How long the local steps of a round take. [measured, for a task]
         timeout: Seconds that pulling one model may take.
     """
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
     from rpel.peer.ops.check import check as ask_all
     from rpel.peer.ops.check import measured_step
     from rpel.peer.ops.watch import Observer

@@ -115,7 +115,7 @@ def run(
         force: Take a coming membership also where that may split this peer off from the others.
         metrics_listen: host:port of page and metrics. [as peer.toml says]
     """
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
 
     own = Config.load(config)
     if metrics_listen is not None:
@@ -155,7 +155,7 @@ def export(
         round: The model after this round, one of those kept. [the newest]
         out (--out, -o): The file to write.
     """
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
     from rpel.peer.io.model_files import export, initial_model
     from rpel.peer.io.watcher import MembershipWatcher, in_force
 
@@ -226,8 +226,8 @@ def red_team(
         config: The settings of the member that turns hostile.
         allies: Ids of other red-team members, with commas between: their models are left out.
     """
-    from rpel.config.peer import Config
     from rpel.config.record import parse_pairs
+    from rpel.peer.config.settings import Config
     from rpel.peer.ops.redteam import RedTeam
 
     def tell(deed: "Deed") -> None:
@@ -274,7 +274,7 @@ def watch(
         once: Look once and leave.
         every: Seconds between two looks.
     """
-    from rpel.config.peer import Config
+    from rpel.peer.config.settings import Config
     from rpel.peer.ops.watch import Observer
 
     asyncio.run(_watch(Observer.of(Config.load(config)), once, every, as_json))
@@ -358,7 +358,7 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
     Arguments:
         evidence (EVIDENCE): A file of a peer's evidence folder, or its audit.jsonl.
     """
-    from rpel.config.membership import Membership
+    from rpel.peer.config.membership import Membership
     from rpel.peer.io.detector import verify
     from rpel.peer.io.journal import verify_audit
 

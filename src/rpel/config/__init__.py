@@ -1,2 +1,1 @@
-"""What people write down: run files, members.toml, peer.toml; read strictly,
-each fault said in one sentence."""
+"""How a run is written down: its fields and presets, read strictly, with one sentence for each error."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from rpel.config.peer import Config
+from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.io.node import Node, Progress, Round
@@ -43,7 +43,7 @@ class Peer:
     ) -> None:
         """Read and check peer.toml and all it names; the network begins with the ``with`` block.
 
-        ``config``: the settings themselves instead of a file, as a :class:`rpel.config.peer.Config` or as a
+        ``config``: the settings instead of a file, as a :class:`rpel.peer.config.settings.Config` or as a
         table with the keys of peer.toml; relative paths are then relative to the present folder.
         """
         if (path is None) == (config is None):

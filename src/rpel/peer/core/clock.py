@@ -10,7 +10,7 @@ than its arrival by the way it took, and following that would slow everybody.
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from rpel.config.timetable import Timetable
+from rpel.peer.config.timetable import Timetable
 
 _SLEW = 0.01
 _IGNORED = 0.02

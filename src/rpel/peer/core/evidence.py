@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rpel.certificates import read_certificate
-from rpel.config.membership import Membership, content_hash
+from rpel.peer.config.membership import Membership, content_hash
 
 FIXED = ("run", "model_header_sha256", "init_sha256")
 """What makes a network: with another value another one would be meant.

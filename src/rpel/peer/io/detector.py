@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rpel.config.membership import Membership
 from rpel.files import atomic
+from rpel.peer.config.membership import Membership
 from rpel.peer.core.evidence import Proof, Signed, Witness, evidence, of_member, sign, verified
 from rpel.peer.io.snapshot import Snapshot
 

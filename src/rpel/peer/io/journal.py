@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rpel.config.membership import Membership
+from rpel.peer.config.membership import Membership
 from rpel.peer.core.evidence import line_signed_by, of_member, sign_line
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.metrics import Point

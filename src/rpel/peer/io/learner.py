@@ -29,11 +29,11 @@ from torch import nn
 
 from rpel import data, models, plugins
 from rpel.backend.compiled import momentum_step
-from rpel.config.peer import BUILT_IN_TASKS, TASKS, check_task
 from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
 from rpel.optimizers import TorchSteps, factory
+from rpel.peer.config.settings import BUILT_IN_TASKS, TASKS, check_task
 from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.io.private import ASKED, Private, asked_of
 from rpel.tasks import Classification, Objective, Task

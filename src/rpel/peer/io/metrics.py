@@ -19,7 +19,7 @@ from typing import Any
 
 import prometheus_client as prometheus
 
-from rpel.config.peer import listen_address
+from rpel.peer.config.settings import listen_address
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.http import Line, Reply, Request
 from rpel.types import Measured, Outcome, PullResult

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from rpel.config.membership import INIT_FILE, Membership
-from rpel.config.peer import Config
 from rpel.files import atomic
+from rpel.peer.config.membership import INIT_FILE, Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.store import UNREADABLE, Body, read_checkpoint, rounds_kept

@@ -22,9 +22,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config, listen_address
 from rpel.files import write_text
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.core import protocol, wire
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import (

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rpel.config.membership import PROTOCOL
+from rpel.peer.config.membership import PROTOCOL
 from rpel.peer.io.metrics import Point
 from rpel.peer.io.service import PeerService
 from rpel.text import count, duration, visible

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from rpel import privacy
-from rpel.config.peer import Config
+from rpel.peer.config.settings import Config
 from rpel.privacy import Budget
 from rpel.tasks import Classification, Objective
 from rpel.tasks.private import PrivateGradients

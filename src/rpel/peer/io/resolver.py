@@ -18,7 +18,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import chain, zip_longest
 from typing import Any
 
-from rpel.config.membership import is_public
+from rpel.peer.config.membership import is_public
 from rpel.peer.io.http import Socket
 
 _APART = 0.25  # seconds between two attempts to connect

@@ -7,8 +7,8 @@ Invariants: the membership in force stands here and nowhere else, in :attr:`Peer
 from collections.abc import Callable
 from typing import Any
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import Report
 from rpel.peer.core.serve_policy import ServePolicy

@@ -16,9 +16,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from rpel.certificates import check_certificate
-from rpel.config.membership import Member, Membership
-from rpel.config.peer import Config
 from rpel.learning import NesterovOuter
+from rpel.peer.config.membership import Member, Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core.evidence import Roster, of_member, signed_by
 from rpel.peer.core.protocol import Terms
 from rpel.peer.io.identity import KeyFile, ProtectedKey, client_context, read_key, server_context

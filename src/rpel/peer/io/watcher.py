@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.core.evidence import FIXED
 from rpel.peer.io.snapshot import take
 

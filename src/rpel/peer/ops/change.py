@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpel.config.membership import Founding, Member, Membership, checked
-from rpel.config.peer import Config, next_members
+from rpel.peer.config.membership import Founding, Member, Membership, checked
+from rpel.peer.config.settings import Config, next_members
 from rpel.peer.io.client import Answer
 from rpel.peer.io.watcher import MembershipWatcher, in_force
 from rpel.peer.ops.join import grouped, read_entries

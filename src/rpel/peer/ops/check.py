@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rpel.config.membership import Membership
-from rpel.config.peer import Config, listen_address
 from rpel.peer.api import learner_of
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.io.client import Answer
 from rpel.peer.ops.watch import Observer
 from rpel.types import Health, Models, PullResult

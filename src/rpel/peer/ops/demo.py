@@ -20,8 +20,8 @@ from random import SystemRandom
 from statistics import fmean
 from typing import Any
 
-from rpel.config.membership import Founding, Membership
-from rpel.config.peer import Config
+from rpel.peer.config.membership import Founding, Membership
+from rpel.peer.config.settings import Config
 from rpel.peer.ops.drill import drill
 from rpel.peer.ops.found import new
 from rpel.peer.ops.join import join

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpel.config.membership import INIT_FILE, Founding, Membership
-from rpel.config.peer import BUILT_IN_TASKS, check_task
 from rpel.files import atomic
+from rpel.peer.config.membership import INIT_FILE, Founding, Membership
+from rpel.peer.config.settings import BUILT_IN_TASKS, check_task
 from rpel.peer.core import wire
 from rpel.peer.io import model_files
 from rpel.peer.io.learner import training

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rpel import certificates
-from rpel.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
-from rpel.config.peer import Config
 from rpel.files import write_text
+from rpel.peer.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
+from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import identity
 from rpel.peer.io.model_files import read_layout

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rpel.config.peer import Config
 from rpel.files import write_text
+from rpel.peer.config.settings import Config
 
 FILES = (
     "README.md", "training.py", "test_training.py", "local.sh", "Dockerfile", "compose.yaml", "gitignore",

@@ -20,8 +20,8 @@ import numpy as np
 
 from rpel.attacks.forgeries import State
 from rpel.backend.compiled import finite_rows
-from rpel.config.membership import Membership
-from rpel.config.peer import Config, listen_address
+from rpel.peer.config.membership import Membership
+from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.core.evidence import of_member, sign
 from rpel.peer.core.wire import Malformed
 from rpel.peer.io.client import Answer

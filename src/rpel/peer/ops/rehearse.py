@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from rpel import data, models
-from rpel.config.membership import OUTER, Membership
-from rpel.config.peer import BUILT_IN_TASKS, Config
 from rpel.config.spec import Training
+from rpel.peer.config.membership import OUTER, Membership
+from rpel.peer.config.settings import BUILT_IN_TASKS, Config
 from rpel.peer.core import wire
 from rpel.peer.io.learner import own_task, seed_of, training
 from rpel.peer.io.model_files import load

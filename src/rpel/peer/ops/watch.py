@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from rpel.certificates import check_id
-from rpel.config.peer import Config
+from rpel.peer.config.settings import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.client import Answer, Client, RemoteMember, version_of

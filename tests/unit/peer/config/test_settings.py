@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from rpel.config.membership import peer_url
-from rpel.config.peer import Config, listen_address
+from rpel.peer.config.membership import peer_url
+from rpel.peer.config.settings import Config, listen_address
 
 
 def written(folder: Path, **keys: object) -> Path:

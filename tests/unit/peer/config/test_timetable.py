@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.config.timetable import Pace, Timetable, parse_hours
+from rpel.peer.config.timetable import Pace, Timetable, parse_hours
 
 HOURS = st.sampled_from(["", "20:00-06:00", "08:30-17:15", "00:00-00:00", "23:00-01:00"])
 EPOCH = st.integers(0, 3 * 86400).map(lambda seconds: 1.8e9 + seconds)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.config.membership import Founding, Member, Membership, cautions
-from rpel.config.timetable import Pace
+from rpel.peer.config.membership import Founding, Member, Membership, cautions
+from rpel.peer.config.timetable import Pace
 
 PEMS = [certificates.create(f"peer-{i}")[1] for i in range(5)]
 SPARE = certificates.create("spare")[1]

@@ -231,7 +231,7 @@ def test_kept_run_made_again_has_the_same_numbers(shared_data: Path) -> None:
     fields = {
         key: value
         for key, value in kept.spec.items()
-        if key in Spec.model_fields and key not in ("out", "workers", "engine")
+        if key in Spec.model_fields and key not in ("out", "workers")
     }
     again = rpel.simulate(**fields | {"data_dir": str(shared_data)})
     here, there = versions(), MADE_ON | kept.proof["versions"]

@@ -175,7 +175,7 @@ MEANT = {
     "jitter": 0.1, "latency": 0.2,
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "checkpoint_every": 1,
-    "workers": 2, "engine": "ray", "address": "auto",
+    "workers": 2,
 }  # fmt: skip
 
 

@@ -323,17 +323,13 @@ class Stop:
     True
     """
 
-    def __init__(self, when: str = "", at_once: bool = False, file: Path | None = None) -> None:
-        """when: said once, when the first signal comes; at_once: for work without steps, that one interrupts.
+    def __init__(self, when: str = "", at_once: bool = False) -> None:
+        """when: said once, when the first signal comes.
 
-        file: that it is there asks, too, across machines.
+        at_once: the first signal interrupts, for work without steps.
         """
-        self.when, self.at_once, self.file = when, at_once, file
-        self._asked, self._depth, self._before = False, 0, dict[int, Any]()
-
-    @property
-    def asked(self) -> bool:
-        return self._asked or (self.file is not None and self.file.exists())
+        self.when, self.at_once = when, at_once
+        self.asked, self._depth, self._before = False, 0, dict[int, Any]()
 
     def __enter__(self) -> Self:
         self._depth += 1
@@ -343,7 +339,7 @@ class Stop:
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        again, self._asked = self._asked, True
+        again, self.asked = self.asked, True
         if again or self.at_once:
             raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         if self.when:

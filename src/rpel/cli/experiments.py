@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.experiments.sweep import Cell, CellRun, Sweep, Watch, checked, read
+from rpel.experiments.sweep import CellRun, Sweep, Watch, checked, read
 from rpel.text import count, duration, ends, number
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _engine(name: str, address: str | None) -> Iterator[Any]:
         yield None
         return
     from rpel.backend.pool import threads
-    from rpel.simulation.cluster import connected
+    from rpel.integrations.ray import connected
 
     with connected(address, threads()) as ray:
         yield ray
@@ -152,8 +152,8 @@ def arena(
     preset: str = "mnist-30", rules: str | None = None, attacks: str | None = None,
     methods: str | None = None, seeds: str = "0", strongest: bool = False, rounds: int | None = None,
     nodes: opt.SomeNodes = None, byzantine: int | None = None, pull: int | None = None, out: Path = ARENA,
-    jobs: opt.Jobs = None, engine: opt.Engine = "local", address: opt.Address = None,
-    data_dir: opt.DataDir = None, reuse: opt.Reuse = False, yes: opt.Yes = False, as_json: opt.Json = False,
+    jobs: opt.Jobs = None, data_dir: opt.DataDir = None, reuse: opt.Reuse = False, yes: opt.Yes = False,
+    as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run all rules against all attacks in one setting and budget, several at a time,
     and make one page of it.
@@ -184,13 +184,12 @@ def arena(
     who = arenas.contestants(_split(rules), _split(methods))
     played = arenas.trials(base, who, arenas.opponents(_split(attacks), strongest), seeds)
     console = terminal.stderr()
-    with _engine(engine, address) as ray:
-        work = Sweep([trial.cell for trial in played], out, jobs, ray=ray, reuse=reuse)
-        work.recall()
-        if not terminal.agreed(_needed(base, work, console), yes, console):
-            raise typer.Exit(0)
-        with terminal.interruptible(), _watching(console) as watch:
-            work.run(watch)
+    work = Sweep([trial.cell for trial in played], out, jobs, reuse=reuse)
+    work.recall()
+    if not terminal.agreed(_needed(base, work, console), yes, console):
+        raise typer.Exit(0)
+    with terminal.interruptible(), _watching(console) as watch:
+        work.run(watch)
     results = arenas.standings(base, played, [state.end for state in work.states])
     files = arenas.write(results, out)
     if terminal.printed(results.to_dict() | {"files": [str(path) for path in files]}, as_json):
@@ -248,9 +247,9 @@ def reproduce(
     names: list[str] | None = None, scale: str = "smoke", part: float | None = None,
     attacks: str | None = None, methods: str | None = None, seeds: str | None = None,
     eval_every: int | None = None, out: Path | None = None, style: opt.Look = "screen",
-    data_dir: opt.DataDir = None, threads: opt.Threads = None, engine: opt.Engine = "local",
-    address: opt.Address = None, listed: bool = False, extra: bool = False, reuse: opt.Reuse = False,
-    tensorboard: opt.TensorBoard = False, yes: opt.Yes = False, as_json: opt.Json = False,
+    data_dir: opt.DataDir = None, threads: opt.Threads = None, listed: bool = False,
+    extra: bool = False, reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False,
+    yes: opt.Yes = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
     and an index of the runs behind them.
@@ -290,10 +289,6 @@ def reproduce(
             shown.bars.stop()  # it prints an empty line into a log
         if not terminal.agreed(sum(needed.values()), yes, shown.console):
             raise typer.Exit(0)
-        with _engine(engine, address) as ray, terminal.interruptible(), _watching(shown.console) as watch:
-            if ray is not None and work.open:
-                open_runs = [Cell({}, spec, name=path.name) for path, spec in work.open.items()]
-                Sweep(open_runs, folder, tensorboard=tensorboard, ray=ray, reuse=reuse).run(watch)
         if shown.console.is_terminal:
             shown.bars.start()
         try:

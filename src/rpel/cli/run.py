@@ -36,9 +36,9 @@ def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool,
     spec = specs.load(source).replace(**opt.given(**options))
     with terminal.display() as shown:
         with uncollected():
-            from rpel.simulation.supervision import engine as engine_of
+            from rpel.simulation.run import run as run_spec
 
-        result = engine_of(spec)(
+        result = run_spec(
             spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse,
             tensorboard=tensorboard,
         )  # fmt: skip

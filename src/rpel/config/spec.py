@@ -254,12 +254,6 @@ class Spec(Training):
         None, description="threads (unset: as many as cores)", ge=1
     )
     workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
-    engine: Annotated[Literal["local", "ray"], Identity.NEVER] = Field(
-        "local", description="who starts the workers"
-    )
-    address: Annotated[str | None, Identity.NEVER] = Field(
-        None, description="the Ray cluster, such as auto or 10.0.0.1:6379 (unset: one on this machine)"
-    )
     out: Annotated[str, Identity.NEVER] = Field("runs", description="folder for run folders")
 
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them

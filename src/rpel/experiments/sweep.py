@@ -26,13 +26,13 @@ from typing import Any
 from rpel.config.spec import TO_ALL, Spec, load, load_folder, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
+from rpel.integrations.ray import Task
 from rpel.processes import Stop, cores, start
 from rpel.runs.columns import Role, names
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run
 from rpel.runs.table import Table
-from rpel.simulation.cluster import Task
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")

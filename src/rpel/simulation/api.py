@@ -19,7 +19,7 @@ from rpel.runs.record import Run, RunSet
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.run import resume as _resume
-from rpel.simulation.supervision import engine as engine_of
+from rpel.simulation.run import run as _run
 from rpel.tasks import Task
 from rpel.tasks.checks import check_model
 from rpel.tasks.task import Loss
@@ -78,8 +78,6 @@ class Fields(TypedDict, total=False):
     device: str
     threads: int | None
     workers: int
-    engine: Literal["local", "ray"]
-    address: str | None
     name: str
 
 
@@ -175,8 +173,7 @@ def simulate(
         reuse: a run that is finished in ``out`` is returned if specification, data and code are the same.
         With a model, loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a
         folder of its own; reuse=True takes the finished one all the same, also one that other code has made.
-        device, threads, workers: where it runs; workers are processes that share it, started here or, with
-        engine="ray", by the Ray cluster at an address.
+        device, threads, workers: where it runs; workers are processes on this machine that share it.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
         last evaluation.
         tensorboard: copy the metrics for TensorBoard.
@@ -226,8 +223,7 @@ def simulate(
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
     told = _printed if options["progress"] is True else options["progress"] or None
     done = {key: options[key] for key in ("force", "reuse", "tensorboard")}
-    spec = Spec(**given)
-    return engine_of(spec)(spec, own, keep=out is not None, progress=told, **done)
+    return _run(Spec(**given), own, keep=out is not None, progress=told, **done)
 
 
 def _signature() -> inspect.Signature:

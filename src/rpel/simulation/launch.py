@@ -1,4 +1,4 @@
-"""Who the workers of a run are: those that torchrun or Ray has placed, or P − 1 others that are started here.
+"""Who the workers of a run are: those that torchrun has placed, or P − 1 others that are started here.
 
 torch.distributed's own launcher starts all P as children, so worker 0 could not return its result to Python,
 and who kills it leaves them running; so the workers of ``--workers P`` are started by `processes.start`,
@@ -46,18 +46,13 @@ Processes = list["subprocess.Popen[bytes]"]
 
 
 def placed() -> bool:
-    """Whether this process is one worker of a group that somebody else started: torchrun, Ray,
-    or another worker."""
-    return _STORE in os.environ or dist.is_initialized() or all(key in os.environ for key in _ENVIRONMENT)
+    """Return whether torchrun or another worker has started this process as a worker."""
+    return _STORE in os.environ or all(key in os.environ for key in _ENVIRONMENT)
 
 
 @contextmanager
 def joined(spec: Spec) -> Iterator[Communicator]:
     """The group of this run's workers: the one this process was placed in, or P − 1 others started here."""
-    if dist.is_initialized():
-        with _watched([]):
-            yield Group(dist.get_rank(), dist.get_world_size(), _here(1))
-        return
     if not placed() and spec.workers == 1:
         yield ALONE
         return
@@ -129,7 +124,7 @@ def _restored(key: str) -> Iterator[None]:
 
 
 def _here(otherwise: int) -> int:
-    """How many of the workers are on this machine, as torchrun and Ray tell."""
+    """Return how many of the workers are on this machine, as torchrun says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
 
 

@@ -117,9 +117,7 @@ class Run:
 
     def _begin(self, folder: RunFolder) -> None:
         """What a folder says of a run before its first round."""
-        folder.write_text(
-            "spec.toml", to_toml(self.spec.replace(out="runs", workers=1, engine="local", address=None))
-        )
+        folder.write_text("spec.toml", to_toml(self.spec.replace(out="runs", workers=1)))
 
     # --- the end ---
 

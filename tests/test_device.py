@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import subprocess
 import sys
 from functools import partial
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 import rpel
-from rpel.backend import plain
 from rpel.backend.base import backend
 from rpel.backend.devices import local_device
 from rpel.backend.ordering import operate
@@ -156,27 +154,28 @@ class Away(Torch):
     main = False
 
 
-def test_normal_numbers_of_a_device_are_numpys_from_the_same_stream() -> None:
-    made, wanted = torch.empty(3, 40_000), np.empty((3, 40_000), np.float32)
-    found = Away(budget=4_000_000).normal(np.array([3, 4]), 7, 0.5, 2.0, made)  # in pieces
-    plain.normal(np.array([3, 4], np.uint64), 7, 0.5, 2.0, wanted)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=4e-6)
-    for kind in (torch.float32, torch.float64):
-        like = torch.empty(0, dtype=kind)
-        sources = (stream(1, "noise", round=2, node=5) for _ in range(2))
-        two = [
-            arrays.standard_normal(source, 9_000, like)
-            for arrays, source in zip((Away(), Torch()), sources, strict=True)
-        ]
-        assert two[0].dtype == kind
-        np.testing.assert_allclose(
-            two[0].numpy(), two[1].numpy(), rtol=1e-6 if kind == torch.float32 else 1e-12
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_normal_numbers_of_a_device_follow_from_seed_round_and_node_alone(kind: torch.dtype) -> None:
+    def draw(round: int) -> list[torch.Tensor]:
+        noise = Away().standard_normal(stream(1, "noise", round, node=5), 9_000, torch.empty(0, dtype=kind))
+        forged = Away().normal(
+            np.array([3, 4], np.uint64), round, 0.5, 2.0, torch.empty(3, 3_000, dtype=kind)
         )
+        return [noise, (forged.view(-1) - 0.5) / 2]
+
+    first, again, later = draw(2), draw(2), draw(3)
+    for one, same, other in zip(first, again, later, strict=True):
+        assert one.dtype == kind
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
+        assert abs(one.mean()) < 0.05
+        assert one.std().item() == pytest.approx(1, abs=0.05)
 
 
-def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_and_attacks_of_numpy_arrays_run_on_a_device() -> None:
     def minus(view: Any) -> Any:
-        return -np.asarray(view.honest).mean(axis=0)
+        assert isinstance(view.honest, np.ndarray)
+        return -view.honest.mean(axis=0)
 
     def middle(x: Any, f: int) -> Any:
         assert isinstance(x, np.ndarray)
@@ -186,11 +185,6 @@ def test_numpy_rules_cross_to_the_host_and_are_counted(caplog: pytest.LogCapture
     result = rpel.simulate(**{**given, "attack": minus, "rule": middle}, backend="torch")
     expected = rpel.simulate(**{**given, "attack": minus, "rule": middle})
     np.testing.assert_allclose(result.models, expected.models, rtol=0, atol=1e-5 * largest(expected.models))
-    through = result.certificate["backend"]["through_host"]
-    assert {who.split()[0] for who in through} == {"rule", "attack"}
-    assert all(entry["bytes"] > 0 for entry in through.values())
-    assert caplog.text.count("goes through the host") == 2
-    assert "backend" not in expected.certificate
 
 
 @pytest.mark.parametrize(
@@ -245,7 +239,7 @@ def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data
 @pytest.mark.parametrize(
     "model", ["mlp", pytest.param(device_cases.NETWORK, marks=pytest.mark.full)], ids=["mlp", "network"]
 )
-def test_two_workers_end_where_one_does_and_count_what_went_through_the_host(
+def test_two_workers_end_where_one_does_through_buffers_too(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": model}
@@ -254,12 +248,6 @@ def test_two_workers_end_where_one_does_and_count_what_went_through_the_host(
     monkeypatch.setattr(communicator, "reachable", lambda part: False)
     two = rpel.simulate(**given, workers=2, out=tmp_path / "2")
     np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
-    assert one.certificate["backend"]["through_host"] == {}
-    crossed = two.certificate["backend"]["through_host"]["workers, by gloo"]
-    rounds, half = 3, one.models.nbytes // 2
-    # half-steps out and in, each round; the sums of the consensus, in float64, two out and two in
-    d = one.models.shape[1]
-    assert rounds * 2 * half < crossed["bytes"] < rounds * (2 * half + 4 * 8 * d) + 2 * half
 
 
 @pytest.mark.parametrize(
@@ -306,19 +294,6 @@ def test_cuda_on_a_cpu_only_build_of_torch_is_named_as_such() -> None:
         rpel.simulate(nodes=5, byzantine=1, rounds=1, device="cuda")
 
 
-HEAVIER = {"attack-strongest"}
-"""What takes more than 4.6 times the honest models."""
-
-
-def test_rules_and_attacks_take_at_most_four_and_a_half_models_and_all_are_counted() -> None:
-    text = (HERE.parent / "docs" / "scale.md").read_text("utf-8")
-    stated = {
-        name: float(most) for name, most in re.findall(r"^\| `([^`]+)` \| [\d,]+ \| ([\d.]+) \|$", text, re.M)
-    }
-    assert set(stated) == {name for name in NAMES if name.startswith(("rule", "attack"))}
-    assert {name for name, most in stated.items() if most > 4.6} == HEAVIER
-
-
 FEW = (
     "rule-nnm+trimmed_mean",
     "attack-label_flip",
@@ -351,7 +326,5 @@ def test_whole_rounds_stay_on_the_stand_in_device(some: tuple[str, ...]) -> None
         "read on purpose: DataDependentOutputException",
         "models on purpose: AssertionError: copied between devices",
         "float64 on purpose: AssertionError: float64 was made",
-        "memory on purpose: AssertionError: momentum: 3,840,000 bytes",
-        "kernels on purpose: AssertionError: momentum: 1004 kernels",
     ):
         assert noticed in done.stdout

@@ -354,16 +354,6 @@ def test_certificate_shows_plan_counts_violations_and_checksums(tmp_path: Path) 
     ):
         assert words in text
     assert "the plan was violated in 1" in text
-    assert "through the host" not in text
-
-
-def test_what_went_through_the_host_in_a_run_on_a_device_is_counted_on_the_page(tmp_path: Path) -> None:
-    path = put(tmp_path)
-    counted = {"rule middle": {"calls": 20, "bytes": 1_600_000}, "noise": {"calls": 1, "bytes": 400}}
-    change(path, "certificate.json", backend={"name": "torch", "device": "cuda", "through_host": counted})
-    text = page(collect([tmp_path]))
-    assert "rule middle: 20 calls, 1.6 MB through the host" in text
-    assert "noise: 1 call, 400 B through the host" in text
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Whole rounds under FakeTensorMode on a stand-in device: python residency.py [CASE…].
 
 Local steps, forging, aggregation, measuring and evaluation of every case. Mixing devices or reading a value
-raises there; a copy to the host is counted by a dispatch mode, which sees shapes: nothing with d in its shape
-may go. The same mode counts kernels and bytes. At the end each check is broken on purpose, and has to notice.
+raises there. A dispatch mode sees the shapes of all copies to the host: nothing with d in its shape may go.
+At the end each check is broken on purpose, and has to notice.
 """
 
 import copy
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,13 +24,30 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
     _setup_privateuseone_for_python_backend("dev")
 
 from rpel.attacks import forgeries
-from rpel.backend.sorting import network
 from rpel.backend.torch import Torch
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
 from rpel.tasks.vmap import VmapEngine
-from support.counting import Counter
 from support.device_cases import cases, resolved, task_of
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Record the shapes of copies between devices, and the kinds of tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.copied: list[tuple[int, ...]] = []
+        self.kinds = set[tuple[str, Any]]()  # (type of device, dtype)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for made in (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)):
+            self.kinds.add((made.device.type, made.dtype))
+            sources = [one for one in given if one.dim() or "_to_copy" in str(func)]
+            if any(one.device != made.device for one in sources):
+                self.copied.append(tuple(made.shape))
+        return result
 
 
 class Standing(Torch):
@@ -52,6 +70,9 @@ class Standing(Torch):
         if isinstance(x, torch.Tensor) and x.device.type == "cpu" and not x.dim():
             return 1.0  # the count of steps that torch's optimisers keep there
         return super().host(x)
+
+    def _generator(self, source: Any) -> None:
+        """Return no generator, since torch has none for the stand-in device."""
 
     def read(self, x: torch.Tensor) -> Any:
         kind = str(x.dtype).removeprefix("torch.")
@@ -101,14 +122,14 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
         run = Simulation(spec, task, arrays=arrays)
         break_on_purpose(run, broken)
         arrays.sent.clear()
-        with Counter() as counted:
+        with Watch() as seen:
             for _ in range(2):  # what is remembered is met in the second
                 run.step(measured=True)
             run.evaluate(np.arange(5))
         assert torch.as_tensor(run.state.x).device.type == "dev"
-    gone = [shape for shape in [*counted.copied, *arrays.sent] if task.d in shape]
+    gone = [shape for shape in [*seen.copied, *arrays.sent] if task.d in shape]
     if kind is Narrow:
-        assert ("dev", torch.float64) not in counted.kinds, "float64 was made"
+        assert ("dev", torch.float64) not in seen.kinds, "float64 was made"
     else:
         assert not gone, f"copied between devices: {gone}"
 
@@ -130,113 +151,6 @@ def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
     engine.device, engine.lane = made.device, 0
 
 
-class Calm(Standing):
-    """Standing where every model is finite and no distance is doubtful."""
-
-    def read(self, x: torch.Tensor) -> Any:
-        return super().read(x) if x.dim() else np.zeros_like(super().read(x))
-
-
-def count(broken: str | None) -> None:
-    """Kernels and bytes of the parts of a round against the formulas of docs/scale.md;
-    raises beyond 1.1 times."""
-    budget, h, m, f, d = 1 << 20, 30, 16, 7, 2000
-    arrays = Calm("dev", budget=budget)
-    index, ones = (np.arange(h)[:, None] + np.arange(m)) % h, np.ones(h)
-    comparisons = len(network(m, f, "trimmed_mean"))
-
-    def pieces(values: int) -> int:
-        """Of h victims, with so many values for each coordinate: as many as fit the budget at once."""
-        return -(-h // (budget // (4 * d * values)))
-
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        table, out = (
-            arrays.repeated(np.zeros(d, np.float32), 2 * h),
-            arrays.repeated(np.zeros(d, np.float32), h),
-        )
-        parts: dict[str, tuple[Callable[[], Any], float, float]] = {
-            "momentum": (lambda: arrays.momentum_step(table[:h], table[h:], out, 0.9, 0.1, 0.0, out=out), 4,
-                0),
-            "alie": (
-                lambda: arrays.moments(table, index, ones, ones, out=out), 9 * pieces(m + 2) + 4, budget,
-            ),
-            "nnm+trimmed_mean": (
-                lambda: arrays.coordinatewise(table, index, "trimmed_mean", f, m - f, out=out),
-                pieces(2 * m + 1) * (2 * comparisons + m - 2 * f + 3) + 40, budget,
-            ),
-        }  # fmt: skip
-        for name, (work, kernels, nbytes) in parts.items():
-            with Counter() as counted:
-                work()
-                if broken == "memory":
-                    table.new_empty((h * m, d))  # every victim's rows at once
-                elif broken == "kernels":
-                    for i in range(500):
-                        out[i % h] += 1
-            print(f"{name}: {counted.kernels} kernels of {kernels}, {counted.peak:,} bytes of {nbytes:,}")
-            assert 0.9 * kernels <= counted.kernels <= 1.1 * kernels, f"{name}: {counted.kernels} kernels"
-            assert 0.5 * nbytes <= counted.peak <= 1.1 * nbytes, f"{name}: {counted.peak:,} bytes"
-
-
-class Still:
-    """A task whose gradients are the models: what is counted beside it is the exchange and the momentum
-    step."""
-
-    def __init__(self, d: int) -> None:
-        self.d, self.layout = d, {"w": (d,)}
-
-    def initial(self) -> Any:
-        return np.zeros(self.d, np.float32)
-
-    def local_state(self, h: int) -> Any:
-        return np.zeros((h, 0), np.float32)
-
-    def gradient(self, x: Any, local: Any, ids: Any, t: int, k: int, out: Any = None) -> Any:
-        return out.copy_(x), local
-
-
-def cost(name: str) -> tuple[int, float]:
-    """Kernels of a round, and the most memory that a run of two has taken at once, beside the budget,
-    in honest models.
-
-    30 honest nodes of 5,000 parameters that pull 9, and a budget as large as their models.
-    """
-    d, h = 5000, 30
-    spec = resolved({**({"rule": "mean"} if name.startswith("attack") else {}), **cases()[name]}, nodes=h + 2)
-    # else it is drawn in many pieces
-    arrays = Calm("dev", budget=4 * h * d * (16 if spec.attack == "gaussian" else 1))
-    with FakeTensorMode(allow_non_fake_inputs=False), Counter() as counted:
-        run = Simulation(spec, Still(d), arrays=arrays)  # type: ignore[arg-type]
-        run.advance()
-        before = counted.kernels
-        arrays.sent.clear()
-        run.advance()
-    gone = [shape for shape in [*counted.copied, *arrays.sent] if d in shape]
-    assert not gone, f"{name}: copied between devices: {gone}"
-    return counted.kernels - before, (counted.peak - arrays.budget) / (4 * h * d)
-
-
-def stated() -> dict[str, tuple[int, float]]:
-    """What docs/scale.md says of them."""
-    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([a-z_+ -]+)` \| ([\d,]+) \| ([\d.]+) \|$", text, re.MULTILINE)
-    return {name: (int(kernels.replace(",", "")), float(models)) for name, kernels, models in rows}
-
-
-def counted(names: list[str]) -> int:
-    """How many of the cases cost another thing than docs/scale.md says: a tenth more or less in kernels, or
-    more memory."""
-    wrong, known = 0, stated()
-    for name in names:
-        kernels, models = cost(name)
-        print(f"| `{name}` | {kernels:,} | {models:.2f} |")
-        right, most = known.get(name, (0, 0.0))
-        if not 0.9 * right <= kernels <= 1.1 * right or models > max(1.1 * most, most + 0.1):
-            wrong += 1
-            print(f"{name} costs {kernels} kernels and {models:.2f} models, not {right} and {most}")
-    return wrong
-
-
 def break_on_purpose(run: Simulation, how: str | None) -> None:
     """Each of the ways in which something could leave the device."""
     rule, d = run.network.rule.rule, run.task.d
@@ -251,13 +165,10 @@ def break_on_purpose(run: Simulation, how: str | None) -> None:
 
 
 def broken() -> Iterator[str]:
-    """Each break that the checks do not notice."""
-    for how in ("mixed", "read", "models", "float64", "memory", "kernels"):
+    """Yield each break that the checks do not notice."""
+    for how in ("mixed", "read", "models", "float64"):
         try:
-            if how in ("memory", "kernels"):
-                count(how)
-            else:
-                play("rule-median", how, Narrow if how == "float64" else Standing)
+            play("rule-median", how, Narrow if how == "float64" else Standing)
         except Exception as error:
             print(f"{how} on purpose: {type(error).__name__}: {str(error).splitlines()[0]}")
         else:
@@ -266,9 +177,6 @@ def broken() -> Iterator[str]:
 
 def main() -> int:
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or sorted(cases())
-    priced = [name for name in names if name.startswith(("rule", "attack"))]
-    if "--costs" in sys.argv:
-        return counted(priced)
     failed = 0
     for kind in (Standing, Narrow):
         stayed = 0
@@ -282,8 +190,6 @@ def main() -> int:
                     traceback.print_exc()
         failed += len(names) - stayed
         print(f"{stayed} rounds stayed" if kind is Standing else f"{stayed} rounds without float64")
-    count(None)
-    failed += counted(priced)
     missed = list(broken())
     print(f"not noticed: {', '.join(missed) or 'nothing'}")
     return 1 if failed or missed else 0

@@ -121,7 +121,6 @@ class Attack:
             None if a is None else view.kernels.host(a).copy() for a in (view.table, view.before)
         )
         assert table is not None
-        view.kernels.crossed(f"attack {self.name}", table.nbytes + (0 if before is None else before.nbytes))
         return replace(view, table=table, before=before, kernels=backend("numba"))
 
     def _rows(self, view: View, forged: Any) -> Models:

@@ -4,7 +4,7 @@ each in three twins of the same meaning.
 - `rpel.backend.plain`: NumPy, short, obviously right;
 - `rpel.backend.compiled`: numba, all cores, what the simulator and the peers use;
 - `rpel.backend.torch`: tensors, on any device of torch (it and its `tensors`, `devices`, `ordering`,
-  `philox`, `one_thread` import torch).
+  `one_thread` import torch).
 
 Every rule is linear (coefficients from the m × m distances, then one weighted sum of rows: `combine`) or
 coordinate-wise (`coordinatewise`), possibly after a mixing. All take the (n, d) table of models and an (h, m)

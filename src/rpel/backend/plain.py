@@ -370,15 +370,6 @@ def host(x: Any) -> NDArray[Any]:
     return np.asarray(x)
 
 
-def crossed(who: str, nbytes: int) -> None:
-    """Somebody took models to the host: here they are there."""
-
-
-def statement() -> dict[str, Any] | None:
-    """What a run's certificate says of its backend: nothing of those on the host."""
-    return None
-
-
 def device_memory() -> int | None:
     """Bytes that are free where arrays live; None where that is the host's memory."""
     return None

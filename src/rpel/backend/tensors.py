@@ -7,9 +7,8 @@ Invariants:
   piece fits a core's cache, and the threads of `pool` share the pieces.
 """
 
-import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,23 +20,8 @@ from torch import Tensor
 from rpel.backend import plain
 from rpel.backend.one_thread import share
 
-log = logging.getLogger("rpel")
 BUDGET, CACHED = 256 << 20, 4 << 20
 """Bytes of temporaries at once: on an accelerator, and for each thread in main memory."""
-
-
-@dataclass
-class Crossings:
-    """Models that had to go through the host, because somebody's code takes or returns NumPy:
-    calls and bytes."""
-
-    calls: dict[str, int] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, who: str, nbytes: int) -> None:
-        """One call of ``who`` moved so many bytes."""
-        self.calls[who] = self.calls.get(who, 0) + 1
-        self.nbytes[who] = self.nbytes.get(who, 0) + nbytes
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,6 @@ class Tensors:
 
     device: str = "cpu"
     budget: int = 0
-    crossings: Crossings = field(default_factory=Crossings, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", self.budget or (CACHED if self.main else BUDGET))
@@ -92,18 +75,6 @@ class Tensors:
     def host(self, x: Any) -> Any:
         """Anything as NumPy's; models, too: for checkpoints and results."""
         return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-
-    def crossed(self, who: str, nbytes: int) -> None:
-        """Something works on NumPy's arrays: said once, counted always."""
-        if who not in self.crossings.calls:
-            log.warning("%s works on NumPy arrays: what it takes and gives goes through the host", who)
-        self.crossings.add(who, nbytes)
-
-    def statement(self) -> dict[str, Any] | None:
-        """Name, device, and who took models to the host how often, in how many bytes."""
-        calls, nbytes = self.crossings.calls, self.crossings.nbytes
-        through = {who: {"calls": calls[who], "bytes": nbytes[who]} for who in sorted(calls)}
-        return {"name": "torch", "device": self.device, "through_host": through}
 
     def device_memory(self) -> int | None:
         """Bytes that are free on the device; None where it is the host."""

@@ -18,19 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.backend import plain
 from rpel.backend.one_thread import share
 from rpel.backend.ordering import operate
-from rpel.backend.philox import Normals, philox, shifted
 from rpel.backend.plain import Operation, check_operation
 from rpel.backend.tensors import Tensors
 from rpel.types import Integers
 
 _SPANS = 8  # parts of the columns that are summed by themselves
-_DRAWING = 100  # bytes of temporaries for each normal number that is drawn
 _CANCELLED = 1e-3  # of two rows' squared lengths: a distance below it has lost too many digits
 
 
@@ -328,47 +327,27 @@ class Torch(Tensors):
         return moved, self.read(along.abs_())
 
     def uniform(self, key: Any, round: int, size: int) -> Any:
-        words = philox(key, (0, 0, round), -(-size // 4), self.device)
-        return (shifted(words.reshape(-1)[:size], 11)).to(self.wide).mul_(2.0**-53)
+        if self.main:
+            return self.array(plain.uniform(key, round, size))
+        draw = self._generator(Generator(Philox(key=key, counter=[0, 0, 0, round])))
+        return torch.rand(size, generator=draw, dtype=self.wide, device=self.device)
 
     def normal(self, key: Any, round: int, mu: float, sigma: float, out: Any) -> Any:
-        if self._draws:
-            return self._drawn(key, (0, 0, round), out).mul_(sigma).add_(mu)
-        drawn = plain.normal(key, round, mu, sigma, np.empty(tuple(out.shape), np.float32))
-        out[:] = self._sent("attack gaussian", drawn)
-        return out
+        if self.main:
+            plain.normal(key, round, mu, sigma, out.numpy())
+            return out
+        draw = self._generator(Generator(Philox(key=key, counter=[0, 0, 0, round])))
+        return out.normal_(mu, sigma, generator=draw)
 
-    def standard_normal(self, source: Any, size: int, like: Any) -> Any:
-        state = source.bit_generator.state
-        if (
-            self._draws
-            and "key" in state["state"]
-            and state["buffer_pos"] == 4
-            and not state["state"]["counter"][0]
-        ):
-            counter = tuple(int(word) for word in state["state"]["counter"][1:])
-            return self._drawn(state["state"]["key"], counter, like.new_empty(size))
-        narrow = like.dtype == torch.float32
-        return self._sent("noise", source.standard_normal(size, dtype=np.float32 if narrow else np.float64))
+    def standard_normal(self, source: Generator, size: int, like: Any) -> Any:
+        if self.main:
+            kind = np.float32 if like.dtype == torch.float32 else np.float64
+            return self.array(source.standard_normal(size, dtype=kind))
+        return like.new_empty(size).normal_(generator=self._generator(source))
 
-    @property
-    def _draws(self) -> bool:
-        """Whether normal numbers are drawn where the models are: in main memory NumPy is there,
-        mps has no float64."""
-        return not self.main and self.wide == torch.float64
-
-    def _drawn(self, key: Any, counter: Any, out: Tensor) -> Tensor:
-        """Normal numbers into ``out``, row after row, from a fresh generator with this key and counter."""
-        source, flat = Normals(key, counter, out.dtype, self.device, self.lend), out.view(-1)
-        for some in self._pieces(len(flat), _DRAWING):
-            flat[some] = source.next(some.stop - some.start)
-        return out
-
-    def _sent(self, what: str, drawn: NDArray[Any]) -> Any:
-        """What was drawn on the host, where the models are."""
-        if not self.main:
-            self.crossed(what, drawn.nbytes)
-        return self.array(drawn)
+    def _generator(self, source: Generator) -> torch.Generator | None:
+        """Return a generator on the device that is seeded from a stream of `rpel.randomness`."""
+        return torch.Generator(self.device).manual_seed(int(source.integers(2**63)))
 
     def beyond_range(self, table: Any, index: Any, rising: Any, share: Any, out: Any) -> Any:
         rows = self.lend(index)

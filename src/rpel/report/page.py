@@ -322,15 +322,4 @@ def _certificate(run: Run, label: str, anchor: str) -> dict[str, Any]:
         "verdict": verdict,
         "command": command(run.spec),
         "histogram": drawing.histogram(run.certificate.histogram, run.certificate.b_hat, anchor),
-        "through_host": _through_host(run),
     }
-
-
-def _through_host(run: Run) -> list[str]:
-    """What a run on a device of torch had computed by code that takes NumPy's arrays: who, how often,
-    how much."""
-    counted = run.certificate.get("backend", {}).get("through_host", {})
-    return [
-        f"{who}: {count(crossed['calls'], 'call')}, {human_bytes(crossed['bytes'])} through the host"
-        for who, crossed in counted.items()
-    ]

@@ -351,10 +351,9 @@ class Rule(Stage, ABC):
         return result
 
     def _here(self, result: Array, group: Group, out: Array | None = None) -> Array:
-        """What :meth:`run` gave; what is no tensor where the table is one has come through the host."""
+        """Return the result of :meth:`run` as the kind of array that the table is."""
         if not is_tensor(group.table) or is_tensor(result):
             return result
-        group.kernels.crossed(f"rule {self.name}", int(result.nbytes))
         if out is None:
             return group.kernels.array(result).to(group.table.dtype)
         out[:] = group.kernels.array(result)

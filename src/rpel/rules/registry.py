@@ -96,9 +96,6 @@ class FunctionRule(Rule):
         _say_slow(self.name)
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
         result = empty_like(group.table, len(group.index)) if out is None else out
-        group.kernels.crossed(
-            f"rule {self.name}", (group.index.size + len(group.index)) * _row_bytes(group.table)
-        )
         for i, rows in enumerate(group.index):
             found = self.function(
                 np.array(group.kernels.host(group.kernels.take(group.table, rows))), **given
@@ -112,10 +109,6 @@ class FunctionRule(Rule):
                 )
             result[i] = group.kernels.array(vector)
         return result
-
-
-def _row_bytes(table: Array) -> int:
-    return int(table.shape[1]) * int(table.dtype.itemsize)
 
 
 @cache

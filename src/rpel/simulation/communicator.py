@@ -11,7 +11,7 @@ Invariants:
 - arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends,
   receives and broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. NCCL
   takes the arrays of CUDA devices where it can; gloo moves main memory alone, so what lies on a device goes
-  through buffers there, which :meth:`Group.staged` makes and counts.
+  through buffers there, which :meth:`Group.staged` makes.
 """
 
 import logging
@@ -49,12 +49,10 @@ class LostError(ValueError):
 class Alone:
     """One process that has all nodes.
 
-    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others,
-    ``crossed`` the buffers and bytes that went through main memory between a device and gloo.
+    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others.
     """
 
     rank, size, here, received = 0, 1, 1, 0
-    crossed = 0, 0
 
     @property
     def local_rank(self) -> int:
@@ -177,10 +175,9 @@ class Group(Alone):
 
     def staged(self, part: Tensor) -> Tensor:
         """A buffer that torch.distributed moves for these bytes: themselves, or main memory for those of a
-        device without NCCL, pinned where that makes copies faster. The one way through the host, counted."""
+        device without NCCL, pinned where that makes copies faster."""
         if reachable(part):
             return part
-        self.crossed = self.crossed[0] + 1, self.crossed[1] + part.nbytes
         return torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
 
     def _leaving(self, array: "NDArray[Any] | Tensor") -> Tensor:

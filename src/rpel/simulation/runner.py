@@ -122,7 +122,7 @@ class Run:
     # --- the end ---
 
     def _finish(self) -> Result | None:
-        tensors, computed = self._tensors(), self._computed()
+        tensors = self._tensors()
         if self.workers.rank:
             return None
         proof = certificate(
@@ -140,8 +140,6 @@ class Run:
             metrics=self.simulation.measures,
             privacy=None if self.simulation.budget is None else self.simulation.budget.statement(),
         )
-        if computed is not None:
-            proof["backend"] = computed
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
         rows = Table(self.metrics.rows)
@@ -157,22 +155,6 @@ class Run:
         if self.folder is not None:
             self._write(self.folder, result)
         return result
-
-    def _computed(self) -> dict[str, Any] | None:
-        """Which backend computed, on which device, and what all workers moved through the host for it."""
-        if (stated := self.arrays.statement()) is None:
-            return None
-        calls, nbytes = self.workers.crossed
-        mine = stated["through_host"]
-        if calls:
-            mine["workers, by gloo"] = {"calls": calls, "bytes": nbytes}
-        every = self.workers.each(lambda: mine)
-        names = sorted({who for one in every for who in one})
-        stated["through_host"] = {
-            who: {key: sum(one[who][key] for one in every if who in one) for key in ("calls", "bytes")}
-            for who in names
-        }
-        return stated
 
     def _tensors(self) -> dict[str, NDArray[Any]]:
         """What is kept of the honest nodes: their output models,

@@ -41,6 +41,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_tests.py
+	$(BIN)/python tools/size.py --check
 
 tests: $(VENV)/.installed-dev
 	$(PYTEST)

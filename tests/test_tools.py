@@ -1,8 +1,7 @@
-"""The checks of the repository itself: tools/check_tests.py, tools/shape.py, and what texts may refer to."""
+"""The checks of the repository itself: tools/check_tests.py, tools/size.py, and what texts may refer to."""
 
 import ast
 import doctest
-import json
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from support.paths import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 import check_tests
+import size
 
 EMPTY = {
     "returns": "def test_a():\n    if x:\n        return\n    assert x",
@@ -76,13 +76,31 @@ def test_results_page_tables_match_the_archived_runs(tool: str, pages: str, tmp_
         assert (tmp_path / "docs" / page).read_text("utf-8") == (ROOT / "docs" / page).read_text("utf-8")
 
 
-def test_shape_tool_counts_modules_and_names_import_cycles() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "shape.py"), "--json"]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    files = list((ROOT / "src" / "rpel").rglob("*.py"))
-    assert told["modules"] == len(files)
-    assert told["lines"] == sum(len(path.read_text("utf-8").splitlines()) for path in files)
-    assert told["longest_files"][0][0] == max(len(path.read_text("utf-8").splitlines()) for path in files)
+def write_project(root: Path, lines: int, lowest: int) -> Path:
+    (root / "src" / "rpel").mkdir(parents=True)
+    (root / "tools").mkdir()
+    module = '"""About."""\n\n# a comment\ndef f() -> int:\n    """Docstring."""\n    return 1\n'
+    (root / "src" / "rpel" / "module.py").write_text(module + "\n".join(["x = 1"] * (lines - 2)))
+    (root / size.LOWEST).write_text(str(lowest))
+    return root
+
+
+@pytest.mark.parametrize(("lines", "status"), [(9, 0), (10, 0), (11, 1)])
+def test_src_may_not_have_more_lines_of_code_than_ever(lines: int, status: int, tmp_path: Path) -> None:
+    assert size.check(write_project(tmp_path, lines, lowest=10)) == status
+
+
+@pytest.mark.parametrize(("lines", "status", "stored"), [(90, 0, 100), (100, 0, 100), (200, 1, 120)])
+def test_stored_size_of_src_only_falls(lines: int, status: int, stored: int, tmp_path: Path) -> None:
+    root = write_project(tmp_path, lines, lowest=120)
+    assert size.ratchet(root) == status
+    assert int((root / size.LOWEST).read_text()) == stored
+
+
+def test_size_tool_prints_a_budget_for_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert size.report() == 0
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in size.BUDGETS)
 
 
 def test_definitions_compute_what_they_say() -> None:

@@ -1,4 +1,4 @@
 """The version, written once: the package's metadata,
 ``rpel.__version__`` and certificates take it from here."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

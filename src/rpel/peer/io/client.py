@@ -395,8 +395,8 @@ def _refusal(head: Head) -> Answer:
 def version_of(version: object) -> str:
     """The version of rpel that a member says it has; "" if it says nothing, or what is none.
 
-    >>> version_of("0.3.0"), version_of("<b>"), version_of(None)
-    ('0.3.0', '', '')
+    >>> version_of("0.4.0"), version_of("<b>"), version_of(None)
+    ('0.4.0', '', '')
     """
     return version if isinstance(version, str) and _VERSION.fullmatch(version) else ""
 

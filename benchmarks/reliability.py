@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import flood as flooding
 import machine
 import plain_exchange
-from rpel.peer.config.membership import Founding
+from rpel.peer.ops.create import stall_proof
 from support import namespaces
 from support.loopback import credentials
 from support.process_network import PORT, Plan, ProcessNetwork, half_step, loopback
@@ -349,7 +349,7 @@ def lined(d: int, rounds: int, wire: str) -> Row:
     its period leaves each line 2.5 times what it needs."""
     network = namespaces.Namespaces(8)
     network.make()
-    asked = Founding(run="", nodes=8, byzantine=1, rounds=100_000, epoch=0.0, period=1.0).plan.pull
+    asked = stall_proof(nodes=8, byzantine=1, rounds=100_000).pull
     needed = asked * 8 * (4 * d if wire == "float32" else d + d // 64) / (MBIT * 1e6)
     plan = Plan(
         peers=8,
@@ -361,7 +361,7 @@ def lined(d: int, rounds: int, wire: str) -> Row:
         hyperparameters={"lr": 0.1, "momentum": 0.5, "d": d, "noise": 0.0},
         urls=namespaces.url,
         namespace=network.namespace,
-        founding={"wire": wire},
+        terms={"wire": wire},
     )
     try:
         for number in range(8):

@@ -85,7 +85,7 @@ def test_membership_commands_report_changes_and_keep_pending_ones(
         (["leave", "peer-0", "peer-1", "peer-2", "--from-round", "9"], "hostile"),
         (["leave", "peer-1", "--from-round", "1"], "the nearest is 2"),
         (["leave", "peer-1", "--from-round", "900"], "the last is 200"),
-        (["period", "60000", "--hours", "20:00-06:00", "--from-round", "9"], "the longest is 36000"),
+        (["period", "60000", "--hours", "20:00-06:00", "--from-round", "9"], "36000"),
         (["period", "--hours", "8pm-6am", "--from-round", "9"], "such as 20:00-06:00"),
         (["plan", "--byzantine", "4", "--from-round", "9"], "4"),
     ],

@@ -13,13 +13,12 @@ from rpel import privacy
 from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.peer.api import learner_of
-from rpel.peer.config.membership import Founding
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, built_in, task_learner, training
 from rpel.peer.io.node import Node
 from rpel.peer.io.private import private
-from rpel.peer.ops.found import _table
+from rpel.peer.ops.create import new, stall_proof
 from support.thread_network import Running, ended, found
 
 TABLE: dict[str, Any] = {"model": "linear", "partition": "iid", "batch_size": 50, "lr": 0.5, "momentum": 0.9}
@@ -122,16 +121,13 @@ def test_peer_toml_with_privacy_is_read_back_as_written(tmp_path: Path) -> None:
     assert Config.load(tmp_path / "peer.toml") == settings
 
 
-def founded(table: dict[str, Any]) -> dict[str, Any]:
-    terms = Founding(run="ward-7", nodes=12, byzantine=2, rounds=200, epoch=1.8e9, hyperparameters=table)
-    return _table("mnist-sample", terms)
-
-
-def test_membership_keeps_the_privacy_it_requires() -> None:
+def test_membership_keeps_the_privacy_it_requires(tmp_path: Path) -> None:
+    plan = stall_proof(nodes=12, byzantine=2, rounds=200)
     asked = {"target_epsilon": 8, "target_delta": 1e-5}
-    assert asked.items() <= founded({"lr": 0.1, **asked}).items()
+    network = new(plan, epoch=1.8e9, hyperparameters={"lr": 0.1, **asked}, out=tmp_path)
+    assert asked.items() <= network.membership.hyperparameters.items()
     with pytest.raises(ValueError, match=r"target_delta 2.*below 1"):
-        founded({"target_epsilon": 8, "target_delta": 2})
+        new(plan, epoch=1.8e9, hyperparameters={"target_epsilon": 8, "target_delta": 2}, out=tmp_path)
 
 
 @pytest.mark.integration

@@ -26,10 +26,9 @@ from typing import Any, Self
 import numpy as np
 
 from rpel.peer.config import membership
-from rpel.peer.config.membership import Founding
 from rpel.peer.core import wire
 from rpel.peer.io import model_files
-from rpel.peer.ops.found import new
+from rpel.peer.ops.create import new, stall_proof
 from rpel.peer.ops.join import join
 from rpel.types import Models
 from support.paths import TESTS
@@ -181,7 +180,7 @@ class Plan:
     listen: Callable[[int], str] | None = None
     namespace: Callable[[int], str] = lambda number: ""
     dtype: str = "float32"
-    founding: dict[str, Any] = field(default_factory=dict)
+    terms: dict[str, Any] = field(default_factory=dict)
     """Further keys of members.toml, such as its wire."""
     stretched: bool = True
     """By the machine's load, which a measurement must not be."""
@@ -213,24 +212,23 @@ class ProcessNetwork:
         initial = np.zeros(d, self.plan.dtype)
         model_files.save(self.folder / "model.safetensors", wire.Layout.of({"x": initial}), initial)
         stretch = pace() if self.plan.stretched else 1.0
-        founding = Founding(
-            run="",
-            nodes=self.plan.peers,
-            byzantine=self.plan.byzantine,
-            rounds=self.plan.rounds,
+        terms = dict(self.plan.terms)
+        late = terms.pop("no_shows", None)
+        network = new(
+            stall_proof(self.plan.peers, self.plan.byzantine, self.plan.rounds, no_shows=late),
+            task="support.quadratic:task",
+            model=self.folder / "model.safetensors",
+            out=self.folder,
             epoch=time.time() + self.plan.start * stretch,
             period=self.plan.period * stretch,
             deadline=self.plan.deadline * stretch,
             hyperparameters=self.plan.hyperparameters,
             allow_private=True,
-            **self.plan.founding,
-        )
-        founded = new(
-            founding, task="support.quadratic:task", model=self.folder / "model.safetensors", out=self.folder
+            **terms,
         )
         members = [Member(i, f"peer-{i:02}", self.folder / f"peer-{i:02}") for i in range(self.plan.peers)]
         entries = [self._join(member) for member in members]
-        found = founded.membership.replace(members=tuple(entries))
+        found = network.membership.replace(members=tuple(entries))
         found.save(self.folder / "members.toml")
         for member in members:
             for name in ("members.toml", membership.INIT_FILE):

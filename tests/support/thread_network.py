@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from rpel import certificates
-from rpel.peer.config.membership import INIT_FILE, Founding, Member, Membership
+from rpel.peer.config.membership import INIT_FILE, Member, Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.io import identity
 from rpel.peer.io.learner import Blob, Learner
 from rpel.peer.io.node import Node, Round
+from rpel.peer.ops.create import draft, stall_proof
 from rpel.peer.ops.demo import free_ports
 from rpel.types import Measured, Models
 from support.waiting import PATIENCE, pace
@@ -103,17 +104,17 @@ def found(
     stretch = pace() if period < 60 else 1.0
     period, soon = period * stretch, soon * stretch
     x = np.zeros(layout.d, layout.dtype) if initial is None else initial
-    draft = Founding(
-        run="consortium",
-        nodes=n,
-        byzantine=byzantine,
-        rounds=rounds,
+    plan = stall_proof(n, byzantine, rounds, no_shows=terms.pop("no_shows", None))
+    terms = {"run": "consortium", "linger": 0.0, "allow_private": True, **terms}
+    incomplete = draft(
+        plan,
         epoch=time.time() + soon,
         period=period,
         deadline=0.8 * period,
-        allow_private=True,
-        **{"linger": 0.0, **terms},
-    ).membership(layout.sha256, write_init(folder, layout, x))
+        model_header_sha256=layout.sha256,
+        init_sha256=write_init(folder, layout, x),
+        **terms,
+    )
     configs, members = [], []
     for i, port in enumerate(free_ports(n)):
         home = folder / f"peer-{i}"
@@ -127,7 +128,7 @@ def found(
         (home / "peer.toml").write_text(text + f'metrics_listen = "127.0.0.1:0"\ntask = "{task}"\n')
         configs.append(Config.load(home / "peer.toml"))
         members.append(Member.of(f"peer-{i}", f"https://127.0.0.1:{port}", pem))
-    whole = draft.replace(members=tuple(members))
+    whole = incomplete.replace(members=tuple(members))
     whole.save(folder / "members.toml")
     return NetworkFiles(folder, configs, whole)
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from rpel.peer.config.membership import Membership
     from rpel.peer.ops.change import Change, Holding
     from rpel.peer.ops.check import Checked, Report
+    from rpel.peer.ops.create import NewNetwork
     from rpel.peer.ops.demo import Scene, Show
-    from rpel.peer.ops.found import Founded
     from rpel.peer.ops.watch import Observer
-    from rpel.types import WireName
 
 T = TypeVar("T")
 
@@ -56,19 +55,19 @@ LateLater = Annotated[int | None, Option("--no-shows", help="Honest peers that m
 def new(
     peers: int, byzantine: opt.Byzantine, rounds: opt.Rounds, no_shows: opt.Late = None,
     confidence: float = CONFIDENCE, task: str = "mnist-sample", model: Path | None = None,
-    period: float = 60.0, deadline: float | None = None, epoch: str | None = None, hours: str | None = None,
-    rule: str = ROBUST_RULE, local_steps: int = 1, hyperparameters: list[str] | None = None,
-    optimizer: str | None = None, optimizer_params: list[str] | None = None, outer: str = "none",
-    outer_lr: float = 0.7, outer_momentum: float = 0.9, allow_private: bool = False, linger: float = 2.0,
-    wire: str = "float32", upstream: str | None = None,
-    run: str | None = None, out: Path = opt.HERE, seed: int = 0, as_json: opt.Json = False,
+    period: float | None = None, deadline: float | None = None, epoch: str | None = None,
+    hours: str | None = None, rule: str = ROBUST_RULE, local_steps: int | None = None,
+    hyperparameters: list[str] | None = None, optimizer: str | None = None,
+    optimizer_params: list[str] | None = None, outer: str | None = None, outer_lr: float | None = None,
+    outer_momentum: float | None = None, allow_private: bool = False, linger: float | None = None,
+    wire: str | None = None, upstream: str | None = None,
+    run: str = "", out: Path = opt.HERE, seed: int = 0, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """Found a network: plan how many peers each one pulls from,
-    and write the two files that all members share.
+    """Make a network: plan how many peers each one pulls from, and write the two files all members share.
 
-    members.toml holds the plan, the times and the hyper-parameters, and later one entry for each member;
-    init.safetensors is the model that all begin with. The plan is stall-proof: rounds go on even when all
-    hostile peers keep silent and some honest ones are late.
+    members.toml has the plan, the times and the hyper-parameters, and later one entry for each member;
+    init.safetensors is the model that all begin with. With this plan rounds go on even if all hostile peers
+    are silent and some honest ones are late.
 
     Example: rpel network new --peers 12 --byzantine 2 --rounds 200 --epoch +3600
 
@@ -78,63 +77,63 @@ def new(
         task: mnist-sample, mnist, your own as module:task, or none: training loops with rpel.Peer.
         model: Begin with the model in this safetensors file (needed for your own task; its values are
             matched by name and shape with the task's layout). [drawn from --seed]
-        period: Length of a round in seconds.
+        period: Length of a round in seconds. [60]
         deadline: Seconds into a round at which pulls end. [0.6 of the period]
         epoch: When round 1 begins: 2030-01-01T12:00Z, or +600 for in ten minutes. [the next full hour]
         hours: Rounds only within these hours of a day, UTC, such as 20:00-06:00. [the whole day]
         rule: How answers are aggregated.
-        local_steps: Local steps per round.
+        local_steps: Local steps per round. [1]
         hyperparameters (KEY=VALUE): What all members train with: key=value, several with commas between, or
             JSON. All know lr, momentum, weight_decay and batch_size, built-in tasks also model, partition,
             alpha.
         optimizer: The local step: momentum (the paper's), sgd, adam or adamw. [momentum]
         optimizer_params (KEY=VALUE): Its parameters, such as eps=1e-6.
-        outer: A step after the aggregation, for many local steps: none or nesterov.
-        outer_lr: Its rate.
-        outer_momentum: Its momentum.
+        outer: A step after the aggregation, for many local steps: none or nesterov. [none]
+        outer_lr: Its rate. [0.7]
+        outer_momentum: Its momentum. [0.9]
         allow_private: Members may have private addresses (one office, one machine, a VPN).
-        linger: Periods after the last round in which peers serve it to members that are late.
-        wire: How models travel: float32 or int8 (a quarter of the bytes).
-        upstream: What a member can send, such as 20Mbit: the shortest period for it is told.
+        linger: Periods after the last round in which peers serve it to members that are late. [2]
+        wire: How models travel: float32 or int8 (a quarter of the bytes). [float32]
+        upstream: What a member can send, such as 20Mbit; the shortest period for it is printed.
         run: The network's name; 128 random bits are put behind it. [the task's]
         out: Folder for members.toml and init.safetensors.
         seed: Where a built-in task's initial model comes from.
     """
     from rpel.config.record import parse_pairs
-    from rpel.peer.config.membership import Founding
-    from rpel.peer.ops.found import new as write_network
-    from rpel.peer.ops.found import notes, parse_epoch
+    from rpel.peer.ops.create import new as write_network
+    from rpel.peer.ops.create import notes, parse_epoch, stall_proof
     from rpel.planning.traffic import bits_per_second
 
     table = parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9")
-    if optimizer is not None:
-        table["optimizer"] = optimizer
+    table |= opt.given(optimizer=optimizer)
     if optimizer_params:
         table["optimizer_params"] = parse_pairs(optimizer_params, "optimizer_params", "eps=1e-6")
-    founding = Founding(
-        run=run or "", nodes=peers, byzantine=byzantine, rounds=rounds,
-        epoch=parse_epoch(epoch, datetime.now(UTC)), period=period, deadline=deadline, confidence=confidence,
-        no_shows=no_shows, rule=rule, local_steps=local_steps, allow_private=allow_private, linger=linger,
-        hyperparameters=table, outer=outer, outer_lr=outer_lr, outer_momentum=outer_momentum,
-        wire=cast("WireName", wire), hours=hours or "",
-    )  # fmt: skip
     if upstream is not None:
-        bits_per_second(upstream)  # what is no rate is said before anything is written
-    network = write_network(founding, task=task, model=model, seed=seed, out=out)
-    for note in notes(founding):
+        bits_per_second(upstream)  # a wrong rate is refused before anything is written
+    terms = opt.given(
+        period=period, deadline=deadline, hours=hours, local_steps=local_steps, outer=outer,
+        outer_lr=outer_lr, outer_momentum=outer_momentum, linger=linger, wire=wire,
+    )  # fmt: skip
+    plan = stall_proof(peers, byzantine, rounds, confidence, no_shows)
+    network = write_network(
+        plan, run=run, task=task, model=model, seed=seed, out=out, hyperparameters=table,
+        epoch=parse_epoch(epoch, datetime.now(UTC)), rule=rule, allow_private=allow_private, **terms,
+    )  # fmt: skip
+    for note in notes(plan, no_shows):
         terminal.say(f"note: {note}")
-    shortest = network.shortest_period(upstream)
-    if shortest is not None and period < shortest:
+    shortest = None if upstream is None else network.shortest_period(upstream)
+    length = network.membership.period
+    if shortest is not None and length < shortest:
         terminal.say(
-            f"note: with {upstream} a member cannot serve all who ask it within a period of {period:g} s"
+            f"note: with {upstream} a member cannot serve all who ask it within a period of {length:g} s"
         )
     if not terminal.printed(network.to_dict() | {"shortest_period": shortest}, as_json):
-        print(_founded(network))
+        print(_planned(network))
         if shortest is not None:
             print(f"shortest period with {upstream} upstream: {shortest:.3g} s")
 
 
-def _founded(network: "Founded") -> str:
+def _planned(network: "NewNetwork") -> str:
     """What was planned, how certain it is, what it survives and costs, and what to do next."""
     m, plan = network.membership, network.plan
     begin = datetime.fromtimestamp(m.timetable.begins, UTC)
@@ -150,7 +149,7 @@ begins:   {begin:%Y-%m-%d %H:%M:%S} UTC; pulls end {m.deadline:g} s into each ro
 plan:     each peer pulls s = {m.pull} others a round and trims b_hat = {m.b_hat} (rule {m.rule})
 certain:  no honest peer ever pulls more than {count(m.b_hat, "hostile model")} in a round: \
 {percent(plan.probability)}
-survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {network.founding.late} honest late: \
+survives: of the {m.pull} asked, up to {m.b_hat} hostile silent and {plan.no_shows} honest late: \
 {m.enough} answers are enough
 costs:    {plan.messages_per_round:,} messages a round ({plan.messages_all_to_all:,} all-to-all), \
 {human_bytes(network.bytes_per_round)} for models of {network.layout.d:,} parameters as {m.wire}
@@ -184,6 +183,7 @@ def add(entries: list[Path], members: opt.Members = opt.MEMBERS, as_json: opt.Js
     from rpel.peer.ops.join import add
 
     membership, new = add(members, entries)
+    _say_cautions(membership)
     ids, missing = [member.id for member in new], membership.nodes - len(membership.members)
     facts = {"added": ids, "members": len(membership.members), "missing": missing}
     if terminal.printed(facts, as_json, indent=None):
@@ -191,6 +191,13 @@ def add(entries: list[Path], members: opt.Members = opt.MEMBERS, as_json: opt.Js
     terminal.stdout().print(_fingerprints(membership, ids))
     waits = f"{missing} of {membership.nodes} are still missing" if missing else "it is complete"
     print(f"{len(new)} added to {members}; {waits}. Compare the fingerprints by telephone.")
+
+
+def _say_cautions(m: "Membership") -> None:
+    from rpel.peer.ops.check import cautions
+
+    for caution in cautions(m):
+        terminal.say(f"note: {visible(caution)}")
 
 
 # --- a running network changes ------------------------------------------------------------------------------
@@ -202,6 +209,7 @@ def _print_lines(sentences: Iterable[str]) -> None:
 
 
 def _say_change(change: "Change", as_json: bool) -> None:
+    _say_cautions(change.after)
     if not terminal.printed(change.to_dict(), as_json):
         print(f"written:      {change.path}")
         _print_lines(change.sentences())
@@ -380,6 +388,7 @@ def list_members(members: opt.Members = opt.MEMBERS, as_json: opt.Json = False) 
     from rpel.peer.config.membership import Membership
 
     membership = Membership.load(members, draft=True)
+    _say_cautions(membership)
     keys = ("id", "organisation", "url", "fingerprint")
     facts = [{key: getattr(member, key) for key in keys} for member in membership.members]
     if not terminal.printed(facts, as_json):
@@ -436,6 +445,7 @@ def check(
     step = measured_step(settings, observer) if step_seconds is None else step_seconds
     question = ask_all(observer, timeout=timeout, step_seconds=step, listen=settings.listen)
     report = _asked(observer, question)
+    _say_cautions(observer.now.membership)
     if not terminal.printed(report.to_dict(), as_json):
         terminal.stdout().print(_checked(report.members))
         print(_advice(observer, report))
@@ -525,7 +535,7 @@ def demo(
 
     parameters = parse_pairs(param or [], "parameter", "z=1.5")
     setting = Demonstration(peers, byzantine, rounds, attack, parameters, no_shows, _period(period), seed)
-    late = setting.founding().late
+    late = setting.plan.no_shows
     if no_shows is None and late < 2:
         honest = f"only {count(late, 'honest one')}" if late else "no honest one"
         terminal.say(f"note: among {peers} peers with {byzantine} hostile {honest} may be late in a round")

@@ -14,15 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpel.peer.config.membership import Founding, Member, Membership, checked
+from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import Config, next_members
 from rpel.peer.io.client import Answer
 from rpel.peer.io.watcher import MembershipWatcher, in_force
+from rpel.peer.ops.create import stall_proof
 from rpel.peer.ops.join import grouped, read_entries
 from rpel.peer.ops.watch import Observer
 from rpel.text import duration
 
-_TERMS = Founding.model_fields.keys() & Membership.model_fields.keys()
 _HASH = re.compile("[0-9a-f]{64}")
 _AHEAD = 2
 """Rounds from now to the first one at which a change may take effect: the file has to reach everybody."""
@@ -177,7 +177,7 @@ def change(
             f"from_round {from_round} cannot be: {why}, and everybody needs the file before; {far}"
         )
     moved = _moved(present, newest, from_round).replace(from_round=from_round)
-    after = checked(replanned(edit(moved), byzantine, no_shows))
+    after = replanned(edit(moved), byzantine, no_shows).check()
     after.save(path)
     return Change(present, after, path, now)
 
@@ -190,32 +190,22 @@ def _moved(present: Membership, waiting: Membership, from_round: int) -> Members
 
 
 def replanned(m: Membership, byzantine: int | None = None, no_shows: int | None = None) -> Membership:
-    """With s and b̂ for as many members as there are; F stays what it was if it fits, unless it is given."""
-    founding = _founding(m, nodes=len(m.members), byzantine=m.byzantine if byzantine is None else byzantine)
-    late = _late(m) if no_shows is None else no_shows
-    if no_shows is None and _plan(founding, late) is None:
-        late = None
-    plan = founding.replace(no_shows=late).plan
-    return m.replace(nodes=founding.nodes, byzantine=founding.byzantine, pull=plan.pull, b_hat=plan.b_hat)
+    """Plan s and b̂ for the present number of members; F stays what it was if it fits, unless it is given."""
 
+    def planned(nodes: int, byzantine: int, late: int | None) -> tuple[int, int] | None:
+        try:
+            plan = stall_proof(nodes, byzantine, m.rounds, m.confidence, late)
+        except ValueError:
+            return None
+        return plan.pull, plan.b_hat
 
-def _plan(founding: Founding, late: int | None) -> tuple[int, int] | None:
-    """(s, b̂) for F late ones, by default the usual number; None where that does not fit."""
-    try:
-        plan = founding.replace(no_shows=late).plan
-    except ValueError:
-        return None
-    return plan.pull, plan.b_hat
-
-
-def _late(m: Membership) -> int | None:
-    """The F that the plan in force was made for; None: the usual one, or one that nobody can tell."""
-    fitting = (late for late in (None, *range(m.nodes)) if _plan(_founding(m), late) == (m.pull, m.b_hat))
-    return next(fitting, None)
-
-
-def _founding(m: Membership, **changed: Any) -> Founding:
-    return Founding(**{key: getattr(m, key) for key in _TERMS} | changed)
+    nodes, byzantine = len(m.members), m.byzantine if byzantine is None else byzantine
+    if no_shows is None:
+        present, numbers = (m.pull, m.b_hat), (None, *range(m.nodes))
+        no_shows = next((f for f in numbers if planned(m.nodes, m.byzantine, f) == present), None)
+        no_shows = no_shows if planned(nodes, byzantine, no_shows) else None
+    plan = stall_proof(nodes, byzantine, m.rounds, m.confidence, no_shows)
+    return m.replace(nodes=nodes, byzantine=byzantine, pull=plan.pull, b_hat=plan.b_hat)
 
 
 # --- what the commands do to a membership -------------------------------------------------------------------

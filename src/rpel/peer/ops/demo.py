@@ -15,17 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from random import SystemRandom
 from statistics import fmean
 from typing import Any
 
-from rpel.peer.config.membership import Founding, Membership
+from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
+from rpel.peer.ops.create import new, stall_proof
 from rpel.peer.ops.drill import drill
-from rpel.peer.ops.found import new
 from rpel.peer.ops.join import join
 from rpel.peer.ops.watch import Observer, Seen, look
+from rpel.planning import Plan
 from rpel.processes import ChildError, Children, Stop, cores, end_with_starter
 from rpel.types import ROBUST_RULE
 
@@ -51,25 +53,10 @@ class Demonstration:
     period: float | None = None
     seed: int = 0
 
-    def founding(self, rule: str = ROBUST_RULE, period: float = 60.0) -> Founding:
-        """What `rpel network new` would be told; without signatures,
-        because what is shown is what the rule survives.
-
-        With them hostile peers that tell their victims different things are excluded after a round or two.
-        """
-        return Founding(
-            run=f"demo-{self.seed}",
-            nodes=self.peers,
-            byzantine=self.byzantine,
-            rounds=self.rounds,
-            epoch=time.time(),
-            period=period,
-            deadline=_DEADLINE * period,
-            no_shows=self.no_shows,
-            rule=rule,
-            allow_private=True,
-            linger=1.0,
-        )
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of both networks."""
+        return stall_proof(self.peers, self.byzantine, self.rounds, no_shows=self.no_shows)
 
 
 @dataclass(frozen=True)
@@ -92,7 +79,7 @@ and the outcomes of all their rounds."""
 
 def demo(setting: Demonstration, folder: Path, show: Show, say: Say) -> dict[str, Any]:
     """Run both networks in ``folder``; returns the findings as plain JSON values."""
-    plan = setting.founding().plan
+    plan = setting.plan
     drill(setting.attack, setting.parameters)
     began = time.monotonic()
     with Stop() as stop:
@@ -190,18 +177,29 @@ def _founded(setting: Demonstration, rule: str, folder: Path, period: float) -> 
     """The files of a network: members.toml, the common model,
     and a folder with key and peer.toml for each peer."""
     folder.mkdir(parents=True)
-    founded = new(setting.founding(rule, period), seed=setting.seed, out=folder)
+    network = new(
+        setting.plan,
+        run=f"demo-{setting.seed}",
+        seed=setting.seed,
+        out=folder,
+        epoch=time.time(),
+        period=period,
+        deadline=_DEADLINE * period,
+        rule=rule,
+        allow_private=True,
+        linger=1.0,
+    )
     members, paths = [], []
     for number, port in enumerate(free_ports(setting.peers), 1):
         home = folder / f"peer-{number}"
         url = f"https://127.0.0.1:{port}"
         joined = join(
-            id=home.name, url=url, members=founded.members, metrics_listen="127.0.0.1:0", folder=home
+            id=home.name, url=url, members=network.members, metrics_listen="127.0.0.1:0", folder=home
         )
         Config.load(joined.config).replace(log=home.resolve() / "rounds.jsonl").save(joined.config)
         members.append(joined.member)
         paths.append(joined.config)
-    founded.membership.replace(members=tuple(members)).save(founded.members)
+    network.membership.replace(members=tuple(members)).save(network.members)
     return paths
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rpel import certificates
 from rpel.files import write_text
-from rpel.peer.config.membership import INIT_FILE, Member, Membership, check_different, peer_url
+from rpel.peer.config.membership import INIT_FILE, Member, Membership, duplicates, peer_url
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.io import identity
@@ -215,7 +215,8 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
     """
     before = Membership.load(members, draft=True)
     new = tuple(member for path in entries for member in read_entries(path))
-    check_different("", before.members + new)
+    for fault in duplicates(before.members + new):
+        raise ValueError(fault)
     room = before.nodes - len(before.members)
     if not room:
         first = max(1, before.timetable.round(time.time() - before.timetable.begins)) + 10

@@ -29,7 +29,7 @@ def timetables(draw: st.DrawFn) -> Timetable:
 
 @given(timetables())
 def test_rounds_are_consecutive_and_within_the_hours(times: Timetable) -> None:
-    assert list(times.wrong()) == []
+    assert list(times.faults()) == []
     for t, (start, following) in enumerate(pairwise(times.start(t) for t in range(1, 130)), 1):
         assert following >= times.end(t) - 1e-6
         assert [
@@ -37,7 +37,7 @@ def test_rounds_are_consecutive_and_within_the_hours(times: Timetable) -> None:
             times.round(times.end(t) - 1e-6),
             times.round(following - 1e-6),
         ] == [t] * 3
-        pace = times.paces[times._place(t)]
+        pace = times.paces[times._index(t)]
         if pace.hours:
             first, length = parse_hours(pace.hours)
             since = (times.begins + start - first) % 86400
@@ -46,7 +46,7 @@ def test_rounds_are_consecutive_and_within_the_hours(times: Timetable) -> None:
 
 
 def test_night_ends_when_no_whole_round_fits() -> None:
-    """Founded at 21:30 for the nights from 20:00 to 06:00, rounds of two hours."""
+    """A network that begins at 21:30, for the nights from 20:00 to 06:00, rounds of two hours."""
     at = datetime(2030, 1, 7, 21, 30, tzinfo=UTC).timestamp()
     times = Timetable([Pace(epoch=at, period=7200.0, hours="20:00-06:00")])
     begun = [datetime.fromtimestamp(at + times.start(t), UTC).strftime("%d. %H:%M") for t in range(1, 8)]
@@ -65,13 +65,16 @@ def test_night_ends_when_no_whole_round_fits() -> None:
     ("paces", "words"),
     [
         ([Pace(epoch=0, period=10, epoch_round=2)], "begins with round 1"),
-        ([Pace(epoch=0, period=7200, hours="20:00-21:00")], "the longest is 3600"),
+        ([Pace(epoch=0, period=7200, hours="20:00-21:00")], "3600"),
         (
             [Pace(epoch=0, period=10), Pace(epoch=5, period=10, epoch_round=2)],
-            "before the end of the round before: 10",
+            "before the end of the previous round, 10",
         ),
-        ([Pace(epoch=0, period=10), Pace(epoch=50, period=10, epoch_round=1)], "the nearest is 2"),
+        (
+            [Pace(epoch=0, period=10), Pace(epoch=50, period=10, epoch_round=1)],
+            "must be at least 2",
+        ),
     ],
 )
 def test_impossible_hours_are_refused(paces: list[Pace], words: str) -> None:
-    assert words in " ".join(Timetable(paces).wrong())
+    assert words in " ".join(Timetable(paces).faults())

@@ -131,15 +131,6 @@ def test_equal_speeds_give_the_synchronous_states_byte_for_byte(change: dict[str
     np.testing.assert_array_equal(other.state.local["momentum"], one.state.local["momentum"])
 
 
-def test_asynchronous_run_of_equal_speeds_writes_the_synchronous_bytes(tmp_path: Any) -> None:
-    runs = [rpel.simulate("linear", asynchronous=flag, out=tmp_path, **SMALL) for flag in (False, True)]
-    assert runs[0].path is not None
-    assert runs[1].path is not None
-    for file in ("models.safetensors", "counts.npz", "nodes.npz"):
-        assert (runs[0].path / file).read_bytes() == (runs[1].path / file).read_bytes()
-    assert list(runs[1].history["time"]) == [1.2, 2.4, 3.6]
-
-
 @pytest.mark.parametrize("change", [{}, {"attack": "stale"}, {"attack": "fang"}], ids=str)
 def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -> None:
     resumes_bit_by_bit(SLOWED.replace(**change), rounds=12, after=5)
@@ -200,14 +191,6 @@ def test_windows_hold_every_phase_once_and_one_per_node(long: bool, fastest: flo
     assert len(at.windows(9)) <= len(at.windows(9, long=False))
 
 
-def test_slow_nodes_delay_synchronous_rounds_only() -> None:
-    fields = SMALL | {"speeds": "stragglers:0.1,10"}
-    waiting = rpel.simulate("linear", **fields)
-    free = rpel.simulate("linear", asynchronous=True, **fields)
-    assert list(waiting.history["time"]) == pytest.approx([10.2, 20.4, 30.6])
-    assert list(free.history["time"]) == pytest.approx([1.2, 2.4, 3.6])
-
-
 def test_speed_distributions_have_their_named_parameters() -> None:
     ids, hostile = np.arange(1000), np.arange(100)
     w = slowness("lognormal:0.5", ids, hostile, 1000, seed=1)
@@ -219,39 +202,3 @@ def test_speed_distributions_have_their_named_parameters() -> None:
     np.testing.assert_allclose(both, w * np.where(late, 10, 1))
     assert slowness("1,2,3", np.array([2, 0]), np.array([]), 3, 0).tolist() == [3, 1]
     assert Schedule(np.ones(1), ids[:1], 1, 0.1, 0.0, 0).lasts(1)[0] == TICKS
-
-
-# --- what goes together -------------------------------------------------------------------------------------
-
-WORKS: list[dict[str, Any]] = [
-    {"no_show": 0.2}, {"silent": True},
-    {"attack": "label_flip"}, {"attack": "backdoor"}, {"attack": "strongest"}, {"rule": "dnc"},
-    {"output": "uniform"}, {"speeds": [1.0] * 11 + [4.0]},
-    {"attack_params": {"targeting": "most-exposed"}},
-]  # fmt: skip
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"method": "cs-plus"}, "method rpel"),
-    ({"method": "el-local"}, "method rpel"),
-    ({"consistent": True}, "consistent"),
-    ({"attack": "spectral"}, "graph"),
-    ({"speeds": "lognormal"}, "lognormal:0.3"),
-    ({"speeds": [1.0, 2.0]}, "a number for each node"),
-    ({"problem": lambda problem: problem}, "problem="),
-]
-
-
-@pytest.mark.parametrize("change", WORKS, ids=str)
-def test_asynchronous_rounds_combine_with(change: dict[str, Any]) -> None:
-    result = rpel.simulate(
-        "linear", **{**SMALL, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.1, **change}
-    )
-    assert np.isfinite(result.models).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"), REFUSED, ids=lambda value: "+".join(value) if isinstance(value, dict) else ""
-)
-def test_asynchronous_rounds_are_refused_with(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words) as refused:
-        rpel.simulate("linear", **{**SMALL, "asynchronous": True, **change})
-    assert "\n" not in str(refused.value)

@@ -4,10 +4,7 @@ and smoke figures from end to end."""
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from rpel.simulation.callbacks import Tick
 from rpel.simulation.methods import resolve
 from support.commands import rpel
 from support.data_files import femnist, leaf_file
-from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
 
@@ -321,33 +317,6 @@ def test_log_is_told_of_the_tenths_of_long_runs_alone(
     _, log = rpel("reproduce", *arguments, capsys=capsys)
     assert len(re.findall(r"round \d+ of 10", log)) == (10 if seconds == 1000 else 0)
     assert "" not in log.splitlines()
-
-
-@pytest.mark.full
-def test_ctrl_c_saves_and_ends_with_130(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "rpel",
-        "reproduce",
-        "extra-b-hat",
-        "--out",
-        str(tmp_path),
-        "--threads",
-        "1",
-    ]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    try:
-        before = list(takewhile(lambda line: "runs done" not in line, running.stderr))
-        running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE)
-    finally:
-        running.kill()
-    assert running.returncode == 130, said
-    assert any("measured on real rounds" in line for line in before)
-    assert "the same command goes on" in said
-    assert not (tmp_path / "extra-b-hat.svg").exists()
 
 
 def test_ctrl_c_in_the_last_round_of_a_run_stops_the_rest(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from rpel.config.record import NamedRate
 from rpel.config.spec import Spec, Training, load, to_toml
 from rpel.learning import NesterovOuter
 from rpel.optimizers import TorchSteps, factory
-from rpel.simulation.api import resume, simulate
 from rpel.types import Aggregated
-from support.runs import TINY, CrashError, crash_after, differences
 from support.simulations import BASE, Quadratic, simulation
 
 Array = NDArray[Any]
@@ -76,19 +74,6 @@ def test_node_optimiser_step_equals_a_lone_torch_step(name: str) -> None:
     assert np.abs(x).min() > 0
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", torch.optim.RMSprop], ids=["many at once", "one by one"])
-def test_run_with_an_optimiser_that_crashed_goes_on_to_the_same_bytes(optimizer: Any, tmp_path: Path) -> None:
-    fields = {**TINY, "optimizer": optimizer, "lr": 0.01, "outer": "nesterov", "local_steps": 2}
-    whole = simulate(**fields, out=tmp_path / "whole")
-    with pytest.raises(CrashError):
-        simulate(**fields, out=tmp_path / "crashed", progress=crash_after(5))
-    (path,) = (tmp_path / "crashed").iterdir()
-    resume(path, optimizer=None if isinstance(optimizer, str) else optimizer)
-    assert whole.path is not None
-    assert differences(whole.path, path) == []
-    assert not np.array_equal(whole.models, simulate(**{**fields, "outer": "none"}, out=None).models)
-
-
 def test_optimiser_state_stays_local_and_is_not_exchanged() -> None:
     run = simulation(BASE.replace(optimizer="adam", lr=0.1), Quadratic())
     run.step()
@@ -96,27 +81,6 @@ def test_optimiser_state_stays_local_and_is_not_exchanged() -> None:
     assert run.state.local["numbers"].tolist() == [[1.0]] * 12
     assert (run.state.local["steps"] == 1).all()
     assert len({row.tobytes() for row in run.state.local["optimizer"]}) == 12
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"optimizer": "adamw", "optimizer_params": {"beta": 1}}, "AdamW has no parameter 'beta': the "
-                                                                  "nearest is"),
-        ({"optimizer": "adam", "optimizer_params": {"eps": -1.0}}, "optimizer cannot be made: Invalid "
-                                                                   "epsilon value"),
-        ({"optimizer": lambda parameters: 3}, "optimizer makes a int"),
-        ({"optimizer": "adamm"}, "optimizer 'adamm'.*'adamw'|optimizer 'adamm'.*'adam'"),
-        ({"optimizer_params": {"eps": 1.0}}, "optimizer_params go with optimizer sgd, adam or adamw"),
-        ({"outer_lr": 0.5}, "outer_lr 0.5 goes with outer nesterov"),
-        ({"lr": "cosinus(0.5)"}, r"lr 'cosinus\(0.5\)' is not valid: it takes .* cosine\(0.5, warmup=10"),
-        ({"lr": "cosine(0.5, 3, 0.1, 7)"}, "is not valid: it takes"),
-    ],
-)  # fmt: skip
-def test_bad_optimisers_and_schedules_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
-        simulate("linear", **fields, out=None)
-    assert "\n" not in str(error.value)
 
 
 # --- schedules by name --------------------------------------------------------------------------------------

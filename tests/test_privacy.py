@@ -22,7 +22,7 @@ from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.tasks import Classification
 from rpel.tasks.private import PrivateGradients
-from support.commands import loads_none_of, rpel
+from support.commands import rpel
 
 SETTINGS = [
     (noise, batch, examples, steps, delta)
@@ -125,62 +125,6 @@ def test_importing_privacy_imports_neither_the_accountant_nor_torch() -> None:
     code = "import sys, rpel.privacy; print('torch' in sys.modules, 'dp_accounting' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False False\n"
-
-
-# --- rpel plan ----------------------------------------------------------------------------------------------
-
-PLAN = ("plan", "--nodes", "20", "--byzantine", "2", "--rounds", "30")
-
-
-def test_plan_names_the_noise_that_keeps_an_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [
-        "--privacy-epsilon",
-        "1",
-        "--privacy-delta",
-        "1e-4",
-        "--examples",
-        "400",
-        "--batch",
-        "20",
-        "--local-steps",
-        "2",
-    ]
-    content = json.loads(rpel(*PLAN, *asked, "--json", capsys=capsys)[0])
-    noise = content["noise_multiplier"]
-    assert direct(noise, 0.05, 60, 1e-4) <= 1 < direct(0.997 * noise, 0.05, 60, 1e-4)
-    out, err = rpel(*PLAN, *asked, capsys=capsys)
-    assert f"noise multiplier {noise:g} " in out
-    assert not err
-
-
-def test_plan_without_privacy_has_no_noise_and_imports_no_accountant(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert json.loads(rpel(*PLAN, "--json", capsys=capsys)[0])["noise_multiplier"] is None
-    loads_none_of({"dp_accounting", "rpel.privacy", "torch"}, *PLAN)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--privacy-epsilon 0 --privacy-delta 1e-4 --examples 400 --batch 20", "a positive number, not 0"),
-        ("--privacy-epsilon 1 --privacy-delta 2 --examples 400 --batch 20", "below 1, not 2"),
-        ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10 --batch 20", "the nearest is 10"),
-        ("--privacy-epsilon 1 --privacy-delta 1e-4 --examples 10", "--batch is missing"),
-    ],
-)
-def test_plan_refuses_bad_privacy_options(
-    options: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, err = rpel(*PLAN, *options.split(), capsys=capsys, code=2)
-    assert words in err
-    assert not out
-    assert err.count("\n") == 1
-
-
-def test_plan_warns_of_a_delta_above_one_over_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--privacy-epsilon", "1", "--privacy-delta", "0.01", "--examples", "400", "--batch", "20"]
-    assert "target_delta 0.01 is not below 1/400" in rpel(*PLAN, *asked, capsys=capsys)[1]
 
 
 # --- private gradients --------------------------------------------------------------------------------------
@@ -444,35 +388,6 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     assert f"epsilon            at most {stated['epsilon']:.4g} at any honest node" in shown
 
 
-def test_private_run_keeps_gradient_norms_of_training_examples_to_itself() -> None:
-    fields = {**RUN, "rounds": 2, "target_delta": None, "noise_multiplier": None}
-    clipped, private = package.simulate(**fields), package.simulate(**{**RUN, "rounds": 2})
-    assert [row["grad_norm"] for row in private.history] == [None, None]
-    assert private.final["loss"] is not None
-    assert clipped.final["grad_norm"] > 0
-
-
-def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = (package.simulate(**{**RUN, "rounds": 2, "noise_multiplier": s}, out=tmp_path) for s in (4.0, 8.0))
-    content = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"][
-        "epsilon"
-    ]
-    stated = [run.certificate["privacy"]["epsilon"] for run in (a, b)]
-    assert [content["a"], content["b"], content["difference"]] == pytest.approx(
-        [*stated, stated[1] - stated[0]], rel=1e-6
-    )
-    assert "epsilon" in rpel("compare", str(a.path), str(b.path), capsys=capsys)[0]
-
-
-def test_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
-    fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5}
-    stated = package.simulate(**fields).certificate["privacy"]
-    assert 0.99 * 0.5 < stated["epsilon"] <= 0.5
-    assert stated["epsilon_median"] < stated["epsilon"]
-
-
 def test_run_stops_before_exceeding_target_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -483,14 +398,6 @@ def test_run_stops_before_exceeding_target_epsilon(
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["epsilon"] for row in rows] == column[:2]
     assert "stopped before round 3" in rpel("resume", str(folder), capsys=capsys, code=1)[1]
-
-
-def test_run_without_noise_states_no_epsilon() -> None:
-    public = {key: value for key, value in RUN.items() if not key.startswith(("max_grad", "noise", "target"))}
-    for fields in (public, {**public, "max_grad_norm": 1.0}):
-        run = package.simulate(**fields)
-        assert run.certificate["privacy"] is None
-        assert {row["epsilon"] for row in run.history} == {None}
 
 
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
@@ -530,20 +437,6 @@ def test_options_incompatible_with_privacy_are_refused(
         package.simulate(**{**RUN, **changes}, out=tmp_path)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.rglob("metrics.jsonl"))
-
-
-def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
-    fields = {
-        **RUN,
-        "rounds": 15,
-        "batch_size": 40,
-        "noise_multiplier": 0.5,
-        "partition": "iid",
-        "local_steps": 1,
-    }
-    one, two = (package.simulate(**fields, attack="label_flip", threads=threads) for threads in (1, 2))
-    assert (one.models == two.models).all()
-    assert one.accuracy_worst > 0.5
 
 
 def test_optimisers_outer_steps_and_codes_see_only_noisy_gradients() -> None:

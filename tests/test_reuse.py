@@ -1,6 +1,9 @@
 """A finished run is returned only where specification, data and code are known to be the same."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import rpel as package
 from rpel.config.spec import Spec, to_toml
 from rpel.experiments.reproduce import prepare
 from rpel.plugins import load, named
@@ -319,3 +323,27 @@ def test_user_file_edited_after_import_is_refused(tmp_path: Path, monkeypatch: p
     file.write_text("def agg(x, f=0):\n    return 0 * x.mean(axis=0)\n")
     again = tiny(tmp_path / "runs", rule="loadedrule:agg")
     assert (again.reused, again.path) == (True, first.path)
+
+
+def test_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
+    """A copy of the package is the same code; with a comment more in one file deep inside it is another."""
+    source = Path(str(package.__file__)).parent
+    copied = Path(shutil.copytree(source, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
+    nested = sorted(path for path in copied.rglob("*.py") if len(path.relative_to(copied).parts) > 1)
+    ours = versions()["code"]
+    assert code_of(tmp_path) == ours
+    changed = nested[len(nested) // 2]
+    changed.write_bytes(changed.read_bytes() + b"# changed\n")
+    assert code_of(tmp_path) != ours
+
+
+def code_of(top: Path) -> str:
+    """What the rpel in a folder says of itself, in a process of its own."""
+    script = "import rpel.runs.certificate as found; print(found.__file__, found.versions()['code'])"
+    environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=top, capture_output=True, text=True, check=True
+    )
+    file, code = done.stdout.split()
+    assert Path(file).is_relative_to(top)
+    return code

@@ -1,8 +1,15 @@
 """Small data sets as files: any layout, and FEMNIST in LEAF's."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+import rpel
+
+IDX = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def put(files: dict[str, bytes], folder: Path) -> Path:
@@ -24,3 +31,10 @@ def leaf_file(users: dict[str, list[int]], pixel: float = 1.0) -> dict[str, Any]
 def femnist(folder: Path, train: dict[str, Any], test: dict[str, Any]) -> Path:
     contents = {"femnist/train/a.json": train, "femnist/test/a.json": test}
     return put({path: json.dumps(content).encode() for path, content in contents.items()}, folder)
+
+
+def sample_of_tests() -> tuple[Any, Any]:
+    """Return the 1,000 test images of the packaged sample, uint8, and their digits."""
+    folder = Path(str(rpel.__file__)).parent / "data" / "sample"
+    x, y = (gzip.decompress((folder / f"t10k-{name}.gz").read_bytes()) for name in IDX)
+    return np.frombuffer(x, np.uint8, offset=16).reshape(-1, 28, 28), np.frombuffer(y, np.uint8, offset=8)

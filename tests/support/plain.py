@@ -56,6 +56,14 @@ def hostile(seed: int, nodes: int, byzantine: int) -> set[int]:
     return {int(i) for i in stream(seed, "placement", 0).choice(nodes, size=byzantine, replace=False)}
 
 
+def adjacency(run: Any) -> Array | None:
+    """Return which nodes are neighbours in a finished run; None where there is no graph."""
+    from rpel.simulation.methods import resolve
+
+    _, _, graph = resolve(run.spec).network
+    return None if graph is None else graph.adjacency
+
+
 @dataclass(frozen=True)
 class Case:
     """A run and the same run computed plainly; ``fields`` are keywords of ``rpel.simulate``,

@@ -1,13 +1,13 @@
 """A run that takes a second, its interruption, and the comparison of two run folders."""
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from rpel.runs.record import Result
-from rpel.simulation.api import Tick, simulate
+import rpel
 
 TINY: dict[str, Any] = {
     "model": "linear", "nodes": 8, "byzantine": 1, "pull": 4, "rounds": 6, "eval_every": 2, "eval_size": 50,
@@ -15,8 +15,8 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny(out: Path | None, **fields: Any) -> Result:
-    result: Result = simulate(out=out, **{**TINY, **fields})
+def tiny(out: Path | None, **fields: Any) -> rpel.Result:
+    result: rpel.Result = rpel.simulate(out=out, **{**TINY, **fields})
     return result
 
 
@@ -33,12 +33,23 @@ def differences(a: Path, b: Path) -> list[str]:
     return found if without_seconds(a) == without_seconds(b) else [*found, "metrics.jsonl"]
 
 
+def rounds_written(path: Path) -> int:
+    """Return the number of rounds in the metrics of a run folder."""
+    return (path / "metrics.jsonl").read_bytes().count(b"\n")
+
+
+def checkpoints(path: Path) -> dict[int, Path]:
+    """Return the checkpoint files of a run folder by their rounds, the newest first."""
+    files = [(re.fullmatch(r"round-(\d+)\.npz", file.name), file) for file in (path / "checkpoint").glob("*")]
+    return dict(sorted(((int(match[1]), file) for match, file in files if match), reverse=True))
+
+
 class CrashError(Exception):
     pass
 
 
 def crash_after(round_: int) -> Any:
-    def progress(tick: Tick) -> None:
+    def progress(tick: Any) -> None:
         if tick.round == round_:
             raise CrashError
 

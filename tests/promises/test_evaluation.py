@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import rpel
-from rpel import data
+from support.data_files import sample_of_tests
 from support.plain import PARAMETERS, examples, gradient, network
 
 SHOWN = 3
@@ -109,8 +109,8 @@ def test_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None
         images = between[key] * 45 * nodes
         assert images == pytest.approx(round(images), abs=1e-6), key
     assert 0 < between["attack_success_mean"] < between["attack_success_worst"]
-    sample = data.load()
-    images, labels = sample.test_x[sample.test_y != 3].copy(), torch.tensor(3)
+    images, digits = sample_of_tests()
+    images, labels = images[digits != 3].copy(), torch.tensor(3)
     images[..., -4:, -4:] = 255
     inputs = torch.from_numpy(((images / 255 - 0.1307) / 0.3081).astype(np.float32)).reshape(-1, 1, 28, 28)
     shares = [float((one.argmax(dim=1) == labels).double().mean()) for one in outputs(result, inputs)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rpel
-from test_distributed import different
+from support.runs import differences
 
 SMALL: dict[str, Any] = {
     "nodes": 12, "byzantine": 2, "pull": 8, "b_hat": 2, "rounds": 2, "eval_every": 2, "eval_size": 50,
@@ -54,8 +54,9 @@ def test_pair_of_options_is_refused(pair: tuple[str, str]) -> None:
 
 
 @pytest.mark.full
-def test_pairs_with_workers_give_the_bytes_of_one_worker(tmp_path: Path) -> None:
-    others = [first for first, second in PAIRS if second == "workers"]
-    assert len(others) >= 5
-    cases = [SMALL | {"model": "linear"} | ASKED[name] for name in others]
-    assert different(cases, tmp_path, 2) == []
+@pytest.mark.parametrize("first", [first for first, second in PAIRS if second == "workers"])
+def test_pair_with_workers_gives_the_bytes_of_one_worker(first: str, tmp_path: Path) -> None:
+    fields = SMALL | ASKED[first] | {"threads": 1}
+    runs = [rpel.simulate("linear", **fields, workers=n, out=tmp_path / str(n)) for n in (1, 2)]
+    one, two = (Path(str(run.path)) for run in runs)
+    assert differences(one, two) == []

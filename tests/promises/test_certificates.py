@@ -2,11 +2,6 @@
 
 import fcntl
 import math
-import os
-import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +10,6 @@ import pytest
 from torch import nn
 
 import rpel
-from rpel.runs.certificate import versions
 from support.plain import FEATURES, examples
 from support.runs import CrashError, crash_after, differences, tiny
 
@@ -25,9 +19,6 @@ GUARANTEES = {
     "rtc": "none", "ios": "none", "balance": "none", "d-psgd": "none",
 }  # fmt: skip
 """The law of pulling holds where nobody chooses who hears him; who pushes does, and a graph is drawn once."""
-
-
-# --- the certificate ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", GUARANTEES)
@@ -78,33 +69,6 @@ def test_several_seeds_hold_only_if_every_seed_does() -> None:
     assert (result.certificate["violations_total"], result.certificate["max_observed"]) == (2, 3)
 
 
-def test_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
-    """A copy of the package is the same code; with a comment more in one file deep inside it is another."""
-    package = Path(str(rpel.__file__)).parent
-    copied = Path(shutil.copytree(package, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
-    nested = sorted(path for path in copied.rglob("*.py") if len(path.relative_to(copied).parts) > 1)
-    ours = versions()["code"]
-    assert code_of(tmp_path) == ours
-    changed = nested[len(nested) // 2]
-    changed.write_bytes(changed.read_bytes() + b"# changed\n")
-    assert code_of(tmp_path) != ours
-
-
-def code_of(top: Path) -> str:
-    """What the rpel in a folder says of itself, in a process of its own."""
-    script = "import rpel.runs.certificate as found; print(found.__file__, found.versions()['code'])"
-    environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=top, capture_output=True, text=True, check=True
-    )
-    file, code = done.stdout.split()
-    assert Path(file).is_relative_to(top)
-    return code
-
-
-# --- the folder ---------------------------------------------------------------------------------------------
-
-
 def test_changed_float_test_data_makes_another_run(tmp_path: Path) -> None:
     x, _ = examples(12)
     y = x.sum(axis=1, keepdims=True)
@@ -143,9 +107,6 @@ def test_run_that_another_process_finished_meanwhile_is_not_repeated(
     assert not played
 
 
-# --- several processes --------------------------------------------------------------------------------------
-
-
 @pytest.mark.integration
 def test_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_path: Path) -> None:
     """Two workers hold five units of work; what a node will output may have been drawn before the
@@ -161,35 +122,3 @@ def test_shared_run_with_uniform_output_goes_on_alone_with_the_same_bytes(tmp_pa
     rpel.resume(path)
     assert whole is not None
     assert differences(whole, path) == []
-
-
-@pytest.mark.integration
-def test_worker_memory_check_counts_the_shared_machine() -> None:
-    """What one worker may take, two may not. As torchrun places them; the free memory is made up."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = (
-        "import os, sys, rpel.processes\n"
-        "rpel.processes.free_memory = lambda: 1_300_000\n"  # 28 rows of 7,850 numbers are 879,200 bytes
-        "import rpel\n"
-        "for here in ('1', '2'):\n"
-        "    os.environ['LOCAL_WORLD_SIZE'] = here\n"
-        "    try:\n"
-        "        rpel.simulate('linear', nodes=8, byzantine=1, pull=4, b_hat=1, rounds=1, eval_size=50, "
-        "out=None)\n"
-        "        print('ran')\n"
-        "    except ValueError as error:\n"
-        "        print(error)\n"
-    )
-    placed = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **placed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    one, two = done.stdout.splitlines()
-    assert one == "ran"
-    assert "for each of 2 workers" in two

@@ -1,21 +1,13 @@
-"""A run is, number for number, what the paper's algorithm gives when it is computed plainly, node by node."""
+"""A run is, number for number, the paper's algorithm computed plainly, node by node."""
 
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rpel import data
-from rpel.attacks import Attack
-from rpel.backend import compiled
 from rpel.randomness import stream
-from rpel.simulation.api import simulate
-from rpel.simulation.delivery import Roster
-from rpel.simulation.methods import resolve
-from support.plain import PARAMETERS, Case, examples, gradient, hostile, network
-from support.runs import TINY, tiny
+from support.plain import PARAMETERS, Case, adjacency, examples, gradient, hostile, network
 
 AT_NODE_0 = 1
 """A seed that places a hostile node at number 0, which is also what a careless reader takes padding for."""
@@ -47,8 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
 def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp_path: Path) -> None:
     result = Case(fields).run(tmp_path)
-    _, _, graph = resolve(result.spec).network
-    expected = Case(fields, None if graph is None else graph.adjacency)
+    expected = Case(fields, adjacency(result))
     arrays = np.load(result.path / "counts.npz")
     np.testing.assert_array_equal(arrays["counts"], expected.counts())
     np.testing.assert_array_equal(result.tensors["ids"], expected.honest(1))
@@ -141,73 +132,13 @@ def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nod
         "seed": seed,
     }
     result = Case(fields).run(tmp_path)
-    _, roster, graph = resolve(result.spec).network
-    assert graph is not None
-    adjacency, chosen = graph.adjacency, list[int]()
+    near, chosen = adjacency(result), list[int]()
+    assert near is not None
     for _ in range(3):
         reach = [
-            -1 if i in chosen else sum(adjacency[i, j] and j not in chosen for j in range(12))
-            for i in range(12)
+            -1 if i in chosen else sum(near[i, j] and j not in chosen for j in range(12)) for i in range(12)
         ]
         chosen.append(reach.index(max(reach)))
-    assert set(np.flatnonzero(roster.hostile(1))) == set(chosen)
-    most = set(np.argsort(-adjacency.sum(axis=1), kind="stable")[:3].tolist())
+    most = set(np.argsort(-near.sum(axis=1), kind="stable")[:3].tolist())
     assert most != set(chosen)
     assert np.load(result.path / "counts.npz")["ids"].tolist() == [i for i in range(12) if i not in chosen]
-
-
-# --- once is enough -----------------------------------------------------------------------------------------
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:
-    """The calls of a function from now on."""
-    calls, function = list[tuple[Any, ...]](), getattr(place, name)
-
-    def counting(*arguments: Any, **keywords: Any) -> Any:
-        calls.append(arguments)
-        return function(*arguments, **keywords)
-
-    monkeypatch.setattr(place, name, counting)
-    return calls
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"attack": "label_flip"}, {"attack": "backdoor"}, {"method": "gts"}],
-    ids=lambda fields: "-".join(map(str, fields.values())) or "alie",
-)
-def test_attack_is_built_once_and_finiteness_checked_once_a_round(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built, drawn = counted(monkeypatch, Attack, "__init__"), counted(monkeypatch, Roster, "__init__")
-    looked = counted(monkeypatch, compiled, "finite_rows")
-    tiny(None, **fields)
-    assert (len(built), len(drawn)) == (1, 1)
-    assert len(looked) == TINY["rounds"]
-
-
-def test_seeds_of_one_setting_load_their_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = counted(monkeypatch, data, "load")
-    both = simulate(**{**TINY, "seeds": "0,1", "rounds": 1})
-    assert len(loaded) == 1
-    assert [run.spec.seed for run in both.runs] == [0, 1]
-
-
-def test_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    deep, primitives = list[int](), ("coordinatewise", "moments", "momentum_step", "finite_rows")
-    ours = str(Path(data.__file__).parents[1])
-
-    def watch(name: str) -> None:
-        function = getattr(compiled, name)
-
-        def watching(*arguments: Any, **keywords: Any) -> Any:
-            deep.append(sum(frame.filename.startswith(ours) for frame in traceback.extract_stack()))
-            return function(*arguments, **keywords)
-
-        monkeypatch.setattr(compiled, name, watching)
-
-    for name in primitives:
-        watch(name)
-    tiny(None, rounds=1)
-    assert len(deep) >= len(primitives)
-    assert max(deep) <= 15

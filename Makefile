@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 check: $(VENV)/.installed-dev
 	@$(BESIDE) --output-sync=target lint unit
 
-# One real test for each capability, with what .[dev] installs and 100 fault schedules: under 10 minutes on 2 cores.
+# One real test for each capability, with what .[dev] installs and 1,000 fault schedules: under 10 minutes on 2 cores.
 test: $(VENV)/.installed-dev
 	@$(BESIDE) --output-sync=line lint tests
 

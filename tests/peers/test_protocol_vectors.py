@@ -12,6 +12,7 @@ import pytest
 
 from rpel import certificates
 from rpel.peer.config.membership import ADDED, OUTER, Member, Membership, content_hash
+from rpel.peer.config.timetable import Pace
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Roster, Witness, message, of_member, signed_by
 from rpel.peer.io.detector import verify
@@ -65,6 +66,12 @@ def test_membership_hash_is_that_of_its_canonical_json(
     assert json.loads(given["canonical_json"]) == given["content"]
     membership.save(tmp_path / "members.toml")
     assert Membership.load(tmp_path / "members.toml").hash == given["hash"]
+
+
+def test_protocol_page_names_every_key_of_the_membership() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    keys = {*Membership.model_fields, *Member.model_fields, *Pace.model_fields} - {"members"}
+    assert [key for key in keys if f"`{key}`" not in page] == []
 
 
 def test_fingerprint_is_the_hash_of_the_certificates_der_bytes(vectors: dict[str, Any]) -> None:

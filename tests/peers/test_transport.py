@@ -1,6 +1,7 @@
 """Members get each other's models over real TLS, and nobody else gets anything."""
 
 import asyncio
+import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +33,19 @@ pytestmark = pytest.mark.integration
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs sockets for IPv4 and IPv6")
+def test_server_on_all_ipv6_addresses_is_reached_over_ipv4(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with loopback(tmp_path, 2) as net:
+            server = net.transports[0].server
+            await server.start("::", 0)
+            _, writer = await asyncio.open_connection("127.0.0.1", server.addresses[-1][1])
+            assert writer.get_extra_info("peername")[0] == "127.0.0.1"
+            writer.close()
+
+    asyncio.run(scenario())
 
 
 def test_published_model_arrives_bit_for_bit(tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ class Metrics:
         self._received = self._gauge("rpel_received_models", "Models received in the last round")
         self._trim = self._gauge("rpel_trim_count", "Hostile models the last aggregation could survive")
         self._offset = self._gauge(
-            "rpel_clock_offset_seconds", "This peer's round clock less its wall clock's"
+            "rpel_clock_offset_seconds",
+            "How far the members' clocks are ahead of this peer's, by their median",
         )
         self._expiry = self._gauge(
             "rpel_cert_expiry_timestamp_seconds", "When the own certificate ends, unix seconds"

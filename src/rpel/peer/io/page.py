@@ -137,7 +137,7 @@ def _tiles(service: PeerService) -> Iterator[dict[str, str]]:
     if (last := metrics.last) is not None:
         about = f"in round {last.round}; {m.enough} are enough"
         yield _tile("answers", f"{last.received} of {last.asked}", about)
-        yield _tile("clock", f"{last.offset:+.3f} s", "ahead of (+) or behind the members' median")
+        yield _tile("clock", f"{0.0 - last.offset:+.3f} s", "ahead of (+) or behind the members' median")
         yield _tile("others' models", _ago(last.degraded), "when this peer's model last took them in")
 
 

@@ -157,7 +157,8 @@ class Server:
         """Listen; port 0 takes a free one (see ``addresses``)."""
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, _, _, _, address in addresses[:1]:
-            listening = socket.create_server(address[:2], family=family, backlog=256)
+            both = host == "::" and socket.has_dualstack_ipv6()
+            listening = socket.create_server(address[:2], family=family, backlog=256, dualstack_ipv6=both)
             listening.setblocking(False)
             self.addresses.append(listening.getsockname()[:2])
             self._listening.append(listening)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel import certificates
-from rpel.peer.config.membership import Member, Membership
+from rpel.peer.config.membership import Member, Membership, peer_url
 from rpel.peer.config.timetable import Pace
 from rpel.peer.ops.create import draft, stall_proof
 
@@ -267,3 +267,34 @@ def test_oversized_or_deeply_nested_membership_is_refused(tmp_path: Path, text: 
     (tmp_path / "members.toml").write_text(text)
     with pytest.raises(ValueError, match=r"is not TOML: .*(deeply|100 parts|digits)"):
         Membership.load(tmp_path / "members.toml")
+
+
+# --- addresses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("https://CLINIC.example", "https://clinic.example:443"),
+        ("https://[::1]:7443/", "https://[::1]:7443"),
+        ("HTTPS://10.0.0.1:1", "https://10.0.0.1:1"),
+    ],
+)
+def test_url_has_one_spelling(text: str, url: str) -> None:
+    assert peer_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "clinic", "http://clinic:1", "https://", "https://h:0", "https://h:1/x", "https://h:1?q", "https://h:1#f",
+     "https://u@h:1", "https://h:x", "https://h :1", "ftp://h:1", "https://[::1"],
+)  # fmt: skip
+def test_url_is_https_host_and_port_only(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^url '.*write it as https://"):
+        peer_url(text)
+
+
+def test_url_beyond_ascii_is_refused_with_the_name_that_travels() -> None:
+    with pytest.raises(ValueError, match="xn--klinik-mnchen-3ob") as refused:
+        peer_url("https://klinik-münchen.example:7443")
+    assert peer_url(str(refused.value).rpartition(" ")[2]) == "https://xn--klinik-mnchen-3ob.example:7443"

@@ -1,11 +1,10 @@
-"""peer.toml: paths beside the file, misspelt keys refused, and no key for the coins."""
+"""peer.toml: paths relative to the file, misspelt keys refused, and no key that seeds the draws."""
 
 from pathlib import Path
 
 import pytest
 import tomli_w
 
-from rpel.peer.config.membership import peer_url
 from rpel.peer.config.settings import Config, listen_address
 
 
@@ -92,25 +91,3 @@ def test_bad_peer_config_names_file_and_value(tmp_path: Path, keys: dict[str, ob
 def test_address_is_host_and_port(text: str) -> None:
     with pytest.raises(ValueError, match=r"^address '.*host:port"):
         listen_address(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        ("https://CLINIC.example", "https://clinic.example:443"),
-        ("https://[::1]:7443/", "https://[::1]:7443"),
-        ("HTTPS://10.0.0.1:1", "https://10.0.0.1:1"),
-    ],
-)
-def test_url_has_one_spelling(text: str, url: str) -> None:
-    assert peer_url(text) == url
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "clinic", "http://clinic:1", "https://", "https://h:0", "https://h:1/x", "https://h:1?q", "https://h:1#f",
-     "https://u@h:1", "https://h:x", "https://h :1", "ftp://h:1", "https://[::1"],
-)  # fmt: skip
-def test_url_is_https_host_and_port_only(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^url '.*write it as https://"):
-        peer_url(text)

@@ -427,10 +427,7 @@ def test_entries_are_added_until_the_network_is_complete(
     text = rpel(capsys, *base, *paths[:3], *members).out
     assert "3 added" in text
     assert "1 of 4 are still missing" in text
-    assert (
-        "waits for 1 more of its 4 members, but 2 entries"
-        in rpel(capsys, *base, *paths[3:], *members, code=2).err
-    )
+    assert "lacks 1 of its 4 members, but 2 entries" in rpel(capsys, *base, *paths[3:], *members, code=2).err
     assert json.loads(rpel(capsys, *base, paths[3], *members, "--json").out) == {
         "added": ["c3"], "members": 4, "missing": 0
     }  # fmt: skip

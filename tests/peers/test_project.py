@@ -78,7 +78,7 @@ def test_member_of_a_new_project_needs_its_url_alone(
     settings = (tmp_path / "clinic-3" / "peer.toml").read_text()
     init = ("peer", "init", "--dir", str(tmp_path / "clinic-3"), "--url", "https://clinic.example:7443")
     _, err = rpel(*init, "--task", "mnist", capsys=capsys, code=2)
-    assert "says task = 'training:task', not 'mnist'" in err
+    assert "task = 'training:task', not 'mnist'" in err
     out, _ = rpel(*init, capsys=capsys)
     assert 'id = "clinic-3"' in out
     assert (tmp_path / "clinic-3" / "peer.toml").read_text() == settings

@@ -1,7 +1,7 @@
-"""peer.toml: what one peer needs to know beside members.toml. Relative paths are relative to the file itself.
+"""peer.toml: the settings of one peer. Relative paths are relative to the file itself.
 
-Invariant: no key can fix the coins. A peer draws whom it pulls from with the operating system's randomness,
-because a draw that others can predict lets hostile peers choose their victims.
+Invariant: no key can seed a peer's draws. They come from the operating system, because hostile peers choose
+their victims if they can predict them.
 """
 
 import os
@@ -21,16 +21,15 @@ from rpel.plugins import registered
 
 BUILT_IN_TASKS = ("mnist-sample", "mnist")
 LOG_FILE = "rounds.jsonl"
-"""The log lies in the state folder under this name, unless peer.toml says otherwise."""
+"""Name of the log in the state folder, unless peer.toml gives another path."""
 TASKS = "rpel.tasks"
 """The entry point group under which packages register tasks."""
 _OWN_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_COINS = re.compile(r"seed|coin|random|rng|entropy|draw")
+_SEEDING = re.compile(r"seed|coin|random|rng|entropy|draw")
 
 
 def check_task(task: str) -> str:
-    """The task itself, if it is a built-in one, registered by an installed package,
-    or looks like module:task.
+    """Return the task if it is built in, registered by an installed package, or written as module:task.
 
     >>> check_task("clinic.training:task")
     'clinic.training:task'
@@ -48,7 +47,7 @@ def check_task(task: str) -> str:
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """(host, port) of an address to listen at; port 0 is any free one.
+    """Return (host, port) of an address to listen at; port 0 is any free one.
 
     >>> listen_address("127.0.0.1:7443"), listen_address("[::1]:0")
     (('127.0.0.1', 7443), ('::1', 0))
@@ -64,7 +63,7 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def next_members(members: Path) -> Path:
-    """members.toml → members.next.toml, beside it."""
+    """Return the path of members.next.toml beside members.toml."""
     return members.with_name(f"{members.stem}.next{members.suffix}")
 
 
@@ -82,24 +81,20 @@ MetricsAddress = Annotated[str, AfterValidator(_metrics_address)]
 
 
 class Config(StrictRecord):
-    """One peer's settings: paths made absolute, addresses as written (see :func:`listen_address`).
-
-    ``data`` and ``passphrase_file`` are None where none is given; ``log`` is "-" for standard output, and
-    lies in the state folder unless said; ``next_members`` is where a later membership is looked for.
-    """
+    """One peer's settings, with absolute paths, and addresses as written (see :func:`listen_address`)."""
 
     id: Annotated[str, AfterValidator(check_id)] = Field(description="This peer's name in members.toml.")
     members: Path = Field(
         default=Path("members.toml"),
-        description="The file that all members hold; init.safetensors lies beside it.",
+        description="The file that all members share; init.safetensors is beside it.",
     )
     key: Path = Field(
         default=Path("peer.key"),
-        description="The private key: it never leaves this machine, and only its owner may read it (mode "
+        description="The private key: it never leaves this machine, and only its owner can read it (mode "
         "0600).",
     )
     certificate: Path = Field(
-        default=Path("peer.crt"), description="The certificate that this peer's entry in members.toml holds."
+        default=Path("peer.crt"), description="The certificate in this peer's entry in members.toml."
     )
     listen: Address = Field(
         default="127.0.0.1:7443",
@@ -129,15 +124,14 @@ class Config(StrictRecord):
         "standard output."
     )
     next_members: Path = Field(
-        description="Where a coming membership is looked for; usually members.next.toml beside members.toml."
+        description="Where a later membership is announced; usually members.next.toml beside members.toml."
     )
     passphrase_file: Path | None = Field(
         default=None, description="File with the passphrase of the key, if it has one."
     )
     task_dir: Path = Field(
         default=Path(),
-        description="Folder in which a task of your own, module:task, is looked for; usually that of this "
-        "file.",
+        description="Folder of the module of your own task, module:task; usually that of this file.",
     )
     max_grad_norm: float | None = Field(
         default=None,
@@ -146,7 +140,7 @@ class Config(StrictRecord):
     )
     target_epsilon: float | None = Field(
         default=None,
-        description="Plan the noise for this epsilon, or stop before the step that would pass it.",
+        description="Plan the noise for this epsilon, or stop before the step that would exceed it.",
         gt=0,
     )
     target_delta: float | None = Field(
@@ -157,29 +151,34 @@ class Config(StrictRecord):
     )
     unspent_rounds: int | None = Field(
         default=None,
-        description="All rounds up to now count as spent, also those whose state is gone, but for so many "
+        description="Count all rounds up to now as spent, even if their state is lost, except this many "
         "first ones.",
         ge=0,
     )
 
     @classmethod
     def load(cls, path: str | Path) -> "Config":
-        """A peer.toml, checked; whether the files it names are there is not asked here."""
+        """Read and check a peer.toml; the files it names may be missing."""
         path = Path(path)
         return cls.of(read_toml(path), path.resolve().parent, str(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any], folder: Path | None = None, where: str = "config") -> "Config":
-        """From the content of a peer.toml in a folder (the present one, unless said), checked.
+        """Check the content of a peer.toml in a folder, by default the working directory.
 
         >>> Config.of({"id": "clinic-3"}, Path("/srv")).log == Path("/srv/state/rounds.jsonl")
         True
         """
         folder = folder or Path.cwd()
-        _refuse_coins(where, content)
+        for key in content:
+            if _SEEDING.search(key.lower()):
+                raise ValueError(
+                    f"{where} has a key {key!r}, but draws come from the operating system and cannot be "
+                    "seeded: predictable pulls would let hostile peers choose their victims"
+                )
         usual = {key: field.default for key, field in cls.model_fields.items() if not field.is_required()}
         written = {key: _located(key, value, folder) for key, value in {**usual, **content}.items()}
-        if not written.get("next_members"):  # members may still be of any kind: that is said below
+        if not written.get("next_members"):  # members may still be of a wrong type, which is refused below
             written["next_members"] = next_members(folder / str(written["members"]))
         if not written.get("log"):
             written["log"] = folder / str(written["state_dir"]) / LOG_FILE
@@ -188,7 +187,7 @@ class Config(StrictRecord):
     def save(self, path: Path) -> None:
         """Write a peer.toml that :meth:`load` reads back, with a comment on each key.
 
-        Paths near it are relative to it, so that all can move together.
+        Paths near it are written relative to it, so that the folder can be moved.
         """
         folder = path.resolve().parent
         lines = ["# One peer of an rpel network. Relative paths are relative to this file."]
@@ -214,8 +213,7 @@ _PATHS = {
 
 
 def _located(key: str, value: Any, folder: Path) -> Any:
-    """A path as written in the file, relative to its folder; "" is none,
-    and what is no text is refused later."""
+    """Return a path relative to the file's folder; "" means none, and other types are refused later."""
     if key == "metrics_listen" and str(value).startswith("unix:"):
         return f"unix:{folder / str(value).removeprefix('unix:')}"
     if key not in _PATHS or not isinstance(value, str | Path) or value == "-":
@@ -227,12 +225,3 @@ def _written(value: Any, folder: Path) -> str | float:
     if not isinstance(value, Path):
         return value if isinstance(value, int | float) else str(value)
     return os.path.relpath(value, folder) if value.is_relative_to(folder.parent) else str(value)
-
-
-def _refuse_coins(where: str, content: Mapping[str, Any]) -> None:
-    for key in content:
-        if _COINS.search(key.lower()):
-            raise ValueError(
-                f"{where} has a key {key!r}, but no key can fix a peer's coins: they come from the operating "
-                "system, so that nobody can predict its pulls"
-            )

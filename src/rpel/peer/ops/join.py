@@ -1,5 +1,4 @@
-"""Becoming a member: a key, a certificate, a peer.toml, the entry for members.toml;
-and adding entries to that file."""
+"""Become a member: make a key, a certificate, a peer.toml and an entry, and add entries to members.toml."""
 
 import math
 import socket
@@ -24,12 +23,12 @@ from rpel.peer.io.model_files import read_layout
 
 METRICS_PORT = 9464
 MEMORY_FILE = "rpel-peer-memory.conf"
-_ITSELF = 600_000_000  # bytes of a peer without models: the interpreter, torch, compiled kernels
+_PROCESS = 600_000_000  # bytes of a peer without models: the interpreter, torch, compiled kernels
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A new identity, where its files lie, and what its operator should know."""
+    """A new identity, its files, and notes for its operator."""
 
     member: Member
     config: Path
@@ -38,10 +37,10 @@ class Joined:
     expires: datetime
     notes: tuple[str, ...]
     memory: Path | None = None
-    """What a service needs for the plan, as systemd takes it, where that is known already."""
+    """A systemd drop-in with the memory that the plan needs, if members.toml is there already."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The findings as plain JSON values; the key itself is never printed."""
+        """Return it as plain JSON values; the key itself is never printed."""
         return {
             **{key: getattr(self.member, key) for key in ("id", "organisation", "url", "fingerprint")},
             **{key: str(getattr(self, key)) for key in ("config", "key", "certificate")},
@@ -51,31 +50,30 @@ class Joined:
 
 
 def join(
-    *,
-    url: str,
-    id: str | None = None,
-    organisation: str = "",
-    members: Path | None = None,
-    task: str | None = None,
-    data: Path | None = None,
-    listen: str | None = None,
-    metrics_listen: str | None = None,
-    folder: Path = Path(),
-    days: int = certificates.VALID_DAYS,
-    passphrase_file: Path | None = None,
-) -> Joined:
-    """Make peer.key (only its owner can read it), peer.crt and peer.toml in ``folder``;
-    nothing is overwritten.
+    *, url: str, organisation: str = "", folder: Path = Path(), days: int = certificates.VALID_DAYS,
+    **settings: Any,
+) -> Joined:  # fmt: skip
+    """Make peer.key (only its owner can read it), peer.crt and peer.toml, and overwrite nothing.
 
-    A peer.toml that is there without a key, as `rpel new` writes it, counts, and what is given must agree
-    with it. The key is encrypted by the first line of ``passphrase_file``, if one is given.
+    A peer.toml that is there without a key, as `rpel new` writes it, is used and must agree with
+    ``settings``.
+    The key is encrypted with the first line of ``passphrase_file``, if that is given.
+
+    Args:
+        url: Where the other members reach this peer.
+        organisation: Who runs it.
+        folder: The folder to write to.
+        days: How long the certificate is valid.
+        settings: Keys of peer.toml such as ``id``; None is a key that is left out.
     """
-    url, settings, there = peer_url(url), folder / "peer.toml", (folder / "peer.toml").exists()
-    own = _agreed(settings, id, url, members, task, data, listen, metrics_listen, passphrase_file)
-    for path in (own.key, own.certificate):
-        if path.exists():
+    url, path = peer_url(url), folder / "peer.toml"
+    given = {key: value.resolve() if isinstance(value, Path) else value for key, value in settings.items()}
+    given = {key: value for key, value in given.items() if value is not None}
+    own = _agreed(path, given) if path.exists() else _new_settings(path, url, given)
+    for file in (own.key, own.certificate):
+        if file.exists():
             raise ValueError(
-                f"{_near(path)} exists already and is not overwritten: choose another folder with --dir"
+                f"{_near(file)} exists already and is not overwritten: choose another folder with --dir"
             )
     passphrase = identity.read_passphrase(own.passphrase_file) if own.passphrase_file else b""
     secret, pem = certificates.create(own.id, days, passphrase=passphrase)
@@ -83,62 +81,45 @@ def join(
     notes = _notes(_near(own.members), member)
     identity.write_key(own.key, secret)
     write_text(own.certificate, pem)
-    if not there:
-        own.save(settings)
+    if not path.exists():
+        own.save(path)
     expires = certificates.read_certificate(pem).not_after
-    return Joined(
-        member, settings, _near(own.key), _near(own.certificate), expires, notes, _memory(folder, own)
-    )
+    return Joined(member, path, _near(own.key), _near(own.certificate), expires, notes, _memory(folder, own))
 
 
 def _near(path: Path) -> Path:
-    """As it is written from here, if it is below."""
+    """Return a path relative to the working directory if it is below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _agreed(
-    settings: Path,
-    id: str | None,
-    url: str,
-    members: Path | None,
-    task: str | None,
-    data: Path | None,
-    listen: str | None,
-    metrics_listen: str | None,
-    passphrase_file: Path | None,
-) -> Config:
-    """The settings of a new peer: as given, or as peer.toml says where that is there already."""
-    given: dict[str, Any] = {"id": id, "task": task, "listen": listen, "metrics_listen": metrics_listen}
-    paths = {"members": members, "data": data, "passphrase_file": passphrase_file}
-    given |= {key: None if path is None else path.resolve() for key, path in paths.items()}
-    given = {key: value for key, value in given.items() if value is not None}
-    if not settings.exists():
-        if id is None:
-            raise ValueError(
-                f"--id is missing, and there is no {settings} that says it: name this peer, as clinic-3"
-            )
-        usual = {"listen": usual_listen(url), "metrics_listen": free_metrics(settings.parent)}
-        members = (members or Path("members.toml")).resolve()
-        return Config.of(
-            {**usual, **given, "members": members}, settings.resolve().parent, "the new peer.toml"
-        )
-    own = Config.load(settings)
+def _new_settings(path: Path, url: str, given: dict[str, Any]) -> Config:
+    """Return the settings of a new peer."""
+    if "id" not in given:
+        raise ValueError(f"--id is missing, and there is no {path} that has it: name this peer, as clinic-3")
+    usual = {"listen": usual_listen(url), "metrics_listen": free_metrics(path.parent)}
+    members = Path("members.toml").resolve()
+    return Config.of({"members": members, **usual, **given}, path.resolve().parent, "the new peer.toml")
+
+
+def _agreed(path: Path, given: dict[str, Any]) -> Config:
+    """Return the settings of the peer.toml that is there already; what is given must be the same."""
+    own = Config.load(path)
     for key, value in given.items():
         if getattr(own, key) != value:
             raise ValueError(
-                f"{settings} is there and says {key} = {str(getattr(own, key))!r}, not {str(value)!r}: "
-                "change it there, or choose another folder with --dir"
+                f"{path} exists with {key} = {str(getattr(own, key))!r}, not {str(value)!r}: change it "
+                "there, or choose another folder with --dir"
             )
     return own
 
 
 def memory_needed(membership: Membership, layout: Layout) -> int:
-    """Bytes that a peer may need: itself, s + 6 models and what it remembers, and half as much again."""
-    return int(1.5 * (_ITSELF + (membership.pull + 6) * layout.size))
+    """Return the bytes that a peer may need: itself and s + 6 models, and half as much again."""
+    return int(1.5 * (_PROCESS + (membership.pull + 6) * layout.size))
 
 
 def _memory(folder: Path, own: Config) -> Path | None:
-    """Write how much memory a service needs for the plan, if that is there already."""
+    """Write how much memory a service needs, if members.toml and the initial model are there already."""
     init = own.members.with_name(INIT_FILE)
     if not own.members.exists() or not init.exists():
         return None
@@ -150,8 +131,7 @@ def _memory(folder: Path, own: Config) -> Path | None:
 
 
 def free_metrics(folder: Path) -> str:
-    """The first address from port 9464 on that nobody listens at and no peer.toml in the folders beside
-    names."""
+    """Return the first address from port 9464 on that is free and in no peer.toml of neighbouring folders."""
     named = set()
     for path in folder.resolve().parent.glob("*/peer.toml"):
         with suppress(ValueError, OSError):
@@ -165,8 +145,7 @@ def free_metrics(folder: Path) -> str:
 
 
 def usual_listen(url: str) -> str:
-    """Where a peer with this address listens: on this machine only if the address is,
-    else on all its networks.
+    """Return where a peer with this address listens: on all networks unless the address is a loopback one.
 
     >>> usual_listen("https://127.0.0.1:7001"), usual_listen("https://clinic.example:7443")
     ('127.0.0.1:7001', '0.0.0.0:7443')
@@ -182,11 +161,9 @@ def usual_listen(url: str) -> str:
 
 
 def _notes(path: Path, member: Member) -> tuple[str, ...]:
-    """What the membership, if it is there already, says about this member."""
+    """Return what the membership, if it is there already, says about this member."""
     if not path.exists():
-        return (
-            f"{path} is not there yet: put the file of the network's founder and its init.safetensors there",
-        )
+        return (f"{path} is not there yet: put the network's file there, with init.safetensors beside it",)
     terms = Membership.load(path, draft=True)
     for other in terms.members:
         if other.id == member.id:
@@ -204,12 +181,11 @@ def _notes(path: Path, member: Member) -> tuple[str, ...]:
     return ()
 
 
-# --- the founder adds them ----------------------------------------------------------------------------------
+# --- adding entries -----------------------------------------------------------------------------------------
 
 
 def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Member, ...]]:
-    """Add the entries in these files, each as `rpel peer init` prints it, to a members.toml;
-    all of them or none.
+    """Add the entries in these files, all of them or none, to a members.toml.
 
     Returns the membership with them, and the new members.
     """
@@ -217,17 +193,17 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
     new = tuple(member for path in entries for member in read_entries(path))
     for fault in duplicates(before.members + new):
         raise ValueError(fault)
-    room = before.nodes - len(before.members)
-    if not room:
+    missing = before.nodes - len(before.members)
+    if not missing:
         first = max(1, before.timetable.round(time.time() - before.timetable.begins)) + 10
         raise ValueError(
             f"{members} has all of its {before.nodes} members: one more joins from a later round on, by "
-            f"`rpel network join ENTRY --from-round {first}`, or found the network again with more --peers"
+            f"`rpel network join ENTRY --from-round {first}`, or make the network again with more --peers"
         )
-    if len(new) > room:
+    if len(new) > missing:
         raise ValueError(
-            f"{members} waits for {room} more of its {before.nodes} members, but {len(new)} entries are "
-            f"given: add {room} of them, the others join later (`rpel network join`), or found again with "
+            f"{members} lacks {missing} of its {before.nodes} members, but {len(new)} entries are given: add "
+            f"{missing} of them and the others later (`rpel network join`), or make the network again with "
             "more --peers"
         )
     after = before.replace(members=before.members + new)
@@ -236,28 +212,27 @@ def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Membe
 
 
 def read_entries(path: Path) -> list[Member]:
-    """The members in a file of [[member]] tables; certificate,
-    address and fingerprint of each are checked."""
+    """Read and check the members in a file of [[member]] tables."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}: it takes an entry that `rpel peer init` printed")
+    wrong = f"{path} is not an entry that `rpel peer init` printed"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not an entry that `rpel peer init` printed: {error}") from None
-    entries = content.get("member")
-    if not isinstance(entries, list) or not entries or set(content) != {"member"}:
-        raise ValueError(
-            f"{path} is not an entry that `rpel peer init` printed: it takes one table [[member]]"
-        )
-    where = f"{path}, member " if len(entries) > 1 else str(path)
+        raise ValueError(f"{wrong}: {error}") from None
+    entries: Any = content.pop("member", [])
+    tables = isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)
+    if content or not tables:
+        raise ValueError(f"{wrong}: it takes tables [[member]]")
+    where = [f"{path}, member {number}" for number in range(1, len(entries) + 1)]
     return [
-        Member.parse(f"{where}{number}" if len(entries) > 1 else where, e)
-        for number, e in enumerate(entries, 1)
+        Member.parse(name if len(entries) > 1 else str(path), entry)
+        for name, entry in zip(where, entries, strict=True)
     ]
 
 
 def grouped(fingerprint: str) -> str:
-    """A fingerprint in groups of four, as it is read over the telephone.
+    """Return a fingerprint in groups of four, as it is read over the telephone.
 
     >>> grouped("0e56f6f15911271d")
     '0e56 f6f1 5911 271d'

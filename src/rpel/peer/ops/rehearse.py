@@ -15,7 +15,7 @@ from torch import nn
 
 from rpel import data, models
 from rpel.config.spec import Training
-from rpel.peer.config.membership import OUTER, Membership
+from rpel.peer.config.membership import INIT_FILE, OUTER, Membership
 from rpel.peer.config.settings import BUILT_IN_TASKS, Config
 from rpel.peer.core import wire
 from rpel.peer.io.learner import own_task, seed_of, training
@@ -24,8 +24,6 @@ from rpel.runs.columns import ends
 from rpel.runs.record import Result
 from rpel.simulation.api import simulate
 from rpel.tasks import Task
-
-INIT = "init.safetensors"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def rehearse(
 def _given(peer: Config, m: Membership, hyper: Training) -> tuple[dict[str, Any], int]:
     """Network and data for a simulation, the network with the values that all members begin with;
     and their number."""
-    first = peer.members.parent / INIT
+    first = peer.members.parent / INIT_FILE
     if peer.task in BUILT_IN_TASKS:
         dataset = data.load(peer.task, peer.data)
         module = models.model(hyper.model, dataset.shape, dataset.classes)

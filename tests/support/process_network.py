@@ -8,6 +8,7 @@ asserted must hold however slow the machine is.
 
 import atexit
 import functools
+import http.client
 import json
 import os
 import secrets
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +47,7 @@ class Process:
     lines: list[dict[str, Any]] = field(default_factory=list)
     deeds: list[dict[str, Any]] = field(default_factory=list)  # of a red team
     errors: list[str] = field(default_factory=list)
+    open_pipes: int = 2
 
     @property
     def status(self) -> int | None:
@@ -73,6 +75,11 @@ class Member:
     @property
     def running(self) -> bool:
         return bool(self.processes) and self.process.status is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended and everything that it wrote has been read."""
+        return not self.running and not self.process.open_pipes
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -182,8 +189,16 @@ class Plan:
     dtype: str = "float32"
     terms: dict[str, Any] = field(default_factory=dict)
     """Further keys of members.toml, such as its wire."""
+    task: str = "support.quadratic:task"
     stretched: bool = True
     """By the machine's load, which a measurement must not be."""
+
+
+def alone(**more: Any) -> Plan:
+    """A network in which one peer plays its rounds although the others never start: nothing in it depends
+    on how fast this machine is, once the peer is there at round 1."""
+    times = {"period": 0.5, "deadline": 0.3, "start": 0.5 + pace(), "stretched": False}
+    return Plan(**{"peers": 3, "byzantine": 0} | times | more)
 
 
 class ProcessNetwork:
@@ -207,6 +222,18 @@ class ProcessNetwork:
         """Where a member's metrics are."""
         return f"{self.listen(number).rpartition(':')[0]}:{METRICS}"
 
+    def put_in_force(self, members: Path) -> None:
+        """From now on this membership is the network's."""
+        self.membership = membership.Membership.load(members)
+
+    def page(self, member: Member, path: str, host: str = "", patience: float = PATIENCE) -> tuple[int, str]:
+        """The status and text of one of a member's pages, asked for under this host name."""
+        address = self.metrics(member.number)
+        with closing(http.client.HTTPConnection(address, timeout=patience)) as connection:
+            connection.request("GET", path, headers={"Host": host or address})
+            with connection.getresponse() as response:
+                return response.status, response.read().decode()
+
     def _found(self) -> tuple[membership.Membership, list[Member]]:
         d = int(self.plan.hyperparameters.get("d", 64))
         initial = np.zeros(d, self.plan.dtype)
@@ -216,7 +243,7 @@ class ProcessNetwork:
         late = terms.pop("no_shows", None)
         network = new(
             stall_proof(self.plan.peers, self.plan.byzantine, self.plan.rounds, no_shows=late),
-            task="support.quadratic:task",
+            task=self.plan.task,
             model=self.folder / "model.safetensors",
             out=self.folder,
             epoch=time.time() + self.plan.start * stretch,
@@ -241,7 +268,7 @@ class ProcessNetwork:
             id=member.id,
             url=self.url(member.number),
             members=member.folder / "members.toml",
-            task="support.quadratic:task",
+            task=self.plan.task,
             listen=self.listen(member.number),
             metrics_listen=self.metrics(member.number),
             folder=member.folder,
@@ -286,6 +313,9 @@ class ProcessNetwork:
                 with self.news:
                     heard(process, line)
                     self.news.notify_all()
+        with self.news:
+            process.open_pipes -= 1
+            self.news.notify_all()
 
     def _line(self, process: Process, line: str) -> None:
         if line.startswith('{"time"'):

@@ -1,0 +1,88 @@
+"""How a peer ends: when it is told to, caught up after the last round, or with the error of its task."""
+
+import os
+import signal
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.plain_member import PlainMember
+from support.process_network import Member, Plan, ProcessNetwork, alone
+
+pytestmark = pytest.mark.integration
+
+
+@contextmanager
+def resetting(net: ProcessNetwork, *members: Member) -> Iterator[list[int]]:
+    """At these members' addresses every connection is reset as soon as it is made; yields one entry each."""
+    resets: list[int] = []
+
+    class Reset(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.request.close()
+            with net.news:
+                resets.append(1)
+                net.news.notify_all()
+
+    with ExitStack() as opened:
+        for member in members:
+            host, _, port = net.listen(member.number).rpartition(":")
+            server = opened.enter_context(socketserver.TCPServer((host, int(port)), Reset))
+            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+            thread.start()
+            opened.callback(thread.join)
+            opened.callback(server.shutdown)
+        yield resets
+
+
+def test_reset_connections_leak_no_descriptors_and_sigterm_ends_the_peer(tmp_path: Path) -> None:
+    with ProcessNetwork(tmp_path, alone()) as net, resetting(net, *net.members[1:]) as resets:
+        peer = net.members[0]
+        net.start(peer)
+
+        def descriptors_after(connections: int) -> int:
+            net.wait(lambda: len(resets) >= connections or peer.ended, "connections")
+            return len(os.listdir(f"/proc/{peer.process.pid}/fd"))
+
+        early, later = descriptors_after(10), descriptors_after(40)
+        net.signal(signal.SIGTERM, peer)
+        net.wait(lambda: peer.ended, "its end")
+        assert later <= early + 10
+        assert peer.process.status == 0
+
+
+@pytest.mark.xfail(strict=True, reason="B15: it asks for round T + 1, which does not exist [issue 49]")
+def test_peer_killed_while_it_catches_up_at_the_end_asks_for_the_last_round_again(tmp_path: Path) -> None:
+    plan = Plan(peers=2, byzantine=0, rounds=3, period=60.0, deadline=40.0, start=-181.0, stretched=False)
+    with ProcessNetwork(tmp_path, plan) as net, PlainMember(net, net.members[1]) as other:
+
+        def asked(paths: list[str]) -> list[str]:
+            return [path for path in paths if path.startswith("/v1/model/")]
+
+        peer = net.members[0]
+        net.start(peer)
+        other.wait(lambda paths: bool(asked(paths)), "a request for the last round")
+        net.kill(peer)
+        before = len(other.requests)
+        net.start(peer)
+        other.wait(lambda paths: bool(asked(paths[before:])), "a request after the restart")
+        assert {*asked(other.requests[:before])} == {"/v1/model/3"}
+        assert asked(other.requests[before:])[0] == "/v1/model/3"
+
+
+@pytest.mark.xfail(strict=True, reason="B6: a StopIteration ends the run as finished [issue 50]")
+def test_stop_iteration_in_a_task_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    plan = alone(rounds=50, task="support.odd_tasks:exhausted", hyperparameters={"d": 4, "lr": 0.1})
+    with ProcessNetwork(tmp_path, plan) as net:
+        peer = net.members[0]
+        net.start(peer)
+        net.wait(lambda: peer.ended, "its end")
+        assert peer.process.status == 1
+        assert "StopIteration" in peer.errors

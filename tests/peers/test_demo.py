@@ -1,12 +1,9 @@
 """A demonstration is real from the command line to its last process, and leaves nothing running."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,25 +12,10 @@ from rpel.peer.ops import demo
 from rpel.peer.ops.demo import Demonstration, Scene
 from rpel.processes import ChildError, Children, Stop
 from rpel.types import ROBUST_RULE
+from support.commands import left_running
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
-
-KEYS = [
-    "peers",
-    "byzantine",
-    "rounds",
-    "pull",
-    "b_hat",
-    "attack",
-    "accuracy_mean",
-    "accuracy_worst",
-    "accuracy_mean_averaging",
-    "accuracy_worst_averaging",
-    "outcomes",
-    "seconds",
-]
-
 
 TRAINS = "nnm+trimmed_mean: round"
 """Said when all peers are up."""
@@ -41,45 +23,6 @@ TRAINS = "nnm+trimmed_mean: round"
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "rpel", "network", "demo", *arguments]
-
-
-def left_running(folder: Path) -> list[str]:
-    """Command lines of processes that were started for this folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = entry.read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        if str(folder) in text and entry.parent.name != str(os.getpid()):
-            found.append(text)
-    return found
-
-
-def test_small_demo_runs_both_networks_and_prints_accuracies(tmp_path: Path) -> None:
-    out = tmp_path / "demo"
-    done = subprocess.run(
-        command("--peers", "5", "--byzantine", "1", "--rounds", "4", "--out", str(out), "--json"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert list(found) == KEYS
-    assert (found["peers"], found["byzantine"], found["rounds"], found["attack"]) == (5, 1, 4, "foe")
-    assert (found["pull"], found["b_hat"]) == (4, 1)
-    for end in ("", "_averaging"):
-        assert 0 <= found[f"accuracy_worst{end}"] <= found[f"accuracy_mean{end}"] <= 1
-    assert set(found["outcomes"]) == {"aggregated", "local_only", "caught_up"}
-    assert 0 < sum(found["outcomes"].values()) <= 4 * 4
-    assert "only 1 honest one may be late" in done.stderr
-    for rule in ("robust", "averaging"):
-        keys = [(out / rule / f"peer-{number}" / "peer.key").read_bytes() for number in range(1, 6)]
-        assert len(set(keys)) == 5
-        deeds = (out / rule / "peer-5" / "stdout").read_text().splitlines()
-        assert {json.loads(deed)["attack"] for deed in deeds} == {"foe"}
-    assert left_running(out) == []
 
 
 @pytest.mark.full

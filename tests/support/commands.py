@@ -1,7 +1,9 @@
-"""The command line in this process, and what a command must not load."""
+"""The command line in this process, what a command must not load, and processes that it must not leave."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +29,16 @@ def loads_none_of(modules: set[str], *arguments: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def left_running(folder: Path) -> list[str]:
+    """Command lines of processes that were started for this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = entry.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if str(folder) in text and entry.parent.name != str(os.getpid()):
+            found.append(text)
+    return found

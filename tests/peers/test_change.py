@@ -11,7 +11,7 @@ import pytest
 
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
-from rpel.peer.ops.change import change, joining, leaving, pacing
+from rpel.peer.ops.change import change
 from rpel.peer.ops.join import join
 from rpel.peer.ops.watch import Observer, look
 from support.commands import rpel
@@ -83,8 +83,8 @@ def test_membership_commands_report_changes_and_keep_pending_ones(
     [
         (["leave", "peer-9", "--from-round", "9"], "'peer-9' is not a member: the members are peer-0"),
         (["leave", "peer-0", "peer-1", "peer-2", "--from-round", "9"], "hostile"),
-        (["leave", "peer-1", "--from-round", "1"], "the nearest is 2"),
-        (["leave", "peer-1", "--from-round", "900"], "the last is 200"),
+        (["leave", "peer-1", "--from-round", "1"], "between 2 and 200"),
+        (["leave", "peer-1", "--from-round", "900"], "between 2 and 200"),
         (["period", "60000", "--hours", "20:00-06:00", "--from-round", "9"], "36000"),
         (["period", "--hours", "8pm-6am", "--from-round", "9"], "such as 20:00-06:00"),
         (["plan", "--byzantine", "4", "--from-round", "9"], "4"),
@@ -111,11 +111,11 @@ def test_add_to_a_complete_membership_points_to_join(
 
 def test_pending_change_and_its_period_move_with_the_next_change(net: NetworkFiles, tmp_path: Path) -> None:
     path = tmp_path / "members.toml"
-    change(path, 20, pacing(30.0))
-    after = change(path, 40, leaving("peer-5")).after
+    change(path, 20, period=30.0)
+    after = change(path, 40, remove=["peer-5"]).after
     assert [(pace.epoch_round, pace.period) for pace in after.timetable.paces] == [(1, 60.0), (40, 30.0)]
-    with pytest.raises(ValueError, match=r"round 40.* 40"):
-        change(path, 30, leaving("peer-4"))
+    with pytest.raises(ValueError, match=r"between 40 and .* round 40"):
+        change(path, 30, remove=["peer-4"])
 
 
 # --- while rounds go on -------------------------------------------------------------------------------------
@@ -200,6 +200,6 @@ def test_unannounced_newcomer_is_refused_with_the_reason(net: NetworkFiles, tmp_
     config = Config.load(tmp_path / "new" / "peer.toml")
     with pytest.raises(ValueError, match="'clinic-7'"):
         Node(config)
-    change(tmp_path / "members.toml", 20, joining(tmp_path / "new" / "entry.toml"))
+    change(tmp_path / "members.toml", 20, add=[tmp_path / "new" / "entry.toml"])
     shutil.copy(tmp_path / "members.next.toml", tmp_path / "new")
     assert Node(config).now.membership.from_round == 20

@@ -232,11 +232,9 @@ def join_later(
     Arguments:
         entries (ENTRY...): Entries, as rpel peer init prints them.
     """
-    from rpel.peer.ops.change import change, joining
+    from rpel.peer.ops.change import change
 
-    _say_change(
-        change(members, from_round, joining(*entries), byzantine=byzantine, no_shows=no_shows), as_json
-    )
+    _say_change(change(members, from_round, add=entries, byzantine=byzantine, no_shows=no_shows), as_json)
 
 
 @app.command()
@@ -253,9 +251,9 @@ def leave(
     Arguments:
         ids (ID...): Ids of the members that leave.
     """
-    from rpel.peer.ops.change import change, leaving
+    from rpel.peer.ops.change import change
 
-    _say_change(change(members, from_round, leaving(*ids), byzantine=byzantine, no_shows=no_shows), as_json)
+    _say_change(change(members, from_round, remove=ids, byzantine=byzantine, no_shows=no_shows), as_json)
 
 
 @app.command()
@@ -273,9 +271,9 @@ def rotate(
     Arguments:
         entry (ENTRY): The member's new entry, as rpel peer init prints it.
     """
-    from rpel.peer.ops.change import change, rotating
+    from rpel.peer.ops.change import change
 
-    _say_change(change(members, from_round, rotating(entry)), as_json)
+    _say_change(change(members, from_round, replace=[entry]), as_json)
 
 
 @app.command("plan")
@@ -292,11 +290,9 @@ def plan_later(
     Options:
         rounds: The last round, T. [as before]
     """
-    from rpel.peer.ops.change import change, planning
+    from rpel.peer.ops.change import change
 
-    _say_change(
-        change(members, from_round, planning(rounds), byzantine=byzantine, no_shows=no_shows), as_json
-    )
+    _say_change(change(members, from_round, rounds=rounds, byzantine=byzantine, no_shows=no_shows), as_json)
 
 
 @app.command("period")
@@ -320,10 +316,12 @@ def period_later(
         pause: Seconds without a round before that round.
         deadline: Seconds into a round at which pulls end. [the same share of it]
     """
-    from rpel.peer.ops.change import change, pacing
+    from rpel.peer.ops.change import change
 
-    edit = pacing(seconds, deadline, "" if hours == "all" else hours, pause)
-    _say_change(change(members, from_round, edit), as_json)
+    hours = "" if hours == "all" else hours
+    _say_change(
+        change(members, from_round, period=seconds, deadline=deadline, hours=hours, pause=pause), as_json
+    )
 
 
 @app.command()

@@ -1,14 +1,13 @@
-"""A running network's next membership: who joins, leaves or has a new key, another plan, another pace;
-checked.
+"""A running network's next membership: other members, another plan or another pace from a round on.
 
-Invariants: what is written can follow what is in force, is planned anew for as many members as it has, and
-takes effect at a round that has not begun; several changes that wait for the same round are in the same file.
+Invariants: a written membership can follow the one in force, is planned for its number of members, and takes
+effect at a round that has not begun. Several changes that wait for the same round are in the same file.
 """
 
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +23,13 @@ from rpel.peer.ops.watch import Observer
 from rpel.text import duration
 
 _HASH = re.compile("[0-9a-f]{64}")
-_AHEAD = 2
-"""Rounds from now to the first one at which a change may take effect: the file has to reach everybody."""
+_NOTICE = 2
+"""Rounds from now to the first one at which a change may take effect: the file has to reach all members."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A membership in force, the one that is to follow it, and where that is written."""
+    """A membership in force, the one that follows it, and the file of the latter."""
 
     before: Membership
     after: Membership
@@ -39,19 +38,19 @@ class Change:
 
     @property
     def left(self) -> list[Member]:
-        """Members that are no longer there."""
+        """Members that leave."""
         return [member for member in self.before.members if member.id not in _by_id(self.after)]
 
     @property
     def joined(self) -> list[Member]:
-        """Members that are new."""
+        """New members."""
         return [member for member in self.after.members if member.id not in _by_id(self.before)]
 
     @property
     def altered(self) -> list[Member]:
         """Members with another key, address or organisation, as they will be."""
-        had = _by_id(self.before)
-        return [member for member in self.after.members if member.id in had and member != had[member.id]]
+        before = _by_id(self.before)
+        return [m for m in self.after.members if m.id in before and m != before[m.id]]
 
     @property
     def begins(self) -> float:
@@ -59,7 +58,7 @@ class Change:
         return self.after.timetable.begins + self.after.timetable.start(self.after.from_round)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return it as plain JSON values."""
         ids = {name: [member.id for member in getattr(self, name)] for name in ("joined", "left", "altered")}
         return {
             "from_round": self.after.from_round,
@@ -71,7 +70,7 @@ class Change:
         }
 
     def changed(self) -> Iterator[tuple[str, Any, Any]]:
-        """(key, before, after) of everything beside the members that is another."""
+        """Yield (key, before, after) of everything that changes, except members and paces."""
         old, new = self.before.to_dict(), self.after.to_dict()
         for key in dict.fromkeys([*old, *new]):
             if key not in ("member", "from_round", "earlier", "epoch", "epoch_round"):
@@ -80,10 +79,9 @@ class Change:
                     yield key, a, b
 
     def sentences(self) -> Iterator[str]:
-        """What changes, and what each has to do about it, line by line."""
-        m, at = self.after, datetime.fromtimestamp(self.begins, UTC)
-        away = self.begins - self.now
-        yield f"takes effect: round {m.from_round}, {at:%Y-%m-%d %H:%M:%S} UTC, in {duration(away)}"
+        """Yield lines on what changes, and what each member has to do."""
+        m, at = self.after, f"{datetime.fromtimestamp(self.begins, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        yield f"takes effect: round {m.from_round}, {at}, in {duration(self.begins - self.now)}"
         for member in self.joined:
             yield f"joins:   {member.id}, {member.url}\n         {grouped(member.fingerprint)}"
         for member in self.left:
@@ -92,11 +90,7 @@ class Change:
             yield from self._altered(member)
         for key, old, new in self.changed():
             yield f"{key + ':':<8} {_shown(old)} → {_shown(new)}"
-        pause = (
-            self.begins - (m.timetable.begins + m.timetable.end(m.from_round - 1))
-            if m.from_round > 1
-            else 0.0
-        )
+        pause = self.begins - (m.timetable.begins + m.timetable.end(m.from_round - 1))
         if pause > m.period and not m.hours:
             yield f"pause:   no round for {duration(pause)} before it"
         yield from self._to_do()
@@ -113,10 +107,7 @@ class Change:
         name, new = self.path.name, [member.id for member in self.joined]
         staying = self.after.nodes - len(new)
         yield f"\nBefore round {self.after.from_round}:"
-        yield (
-            f"- all {staying} members that stay: put {name} beside members.toml; the peer changes over by "
-            "itself"
-        )
+        yield f"- all {staying} members that stay: put {name} beside members.toml; the peer does the rest"
         for id in new:
             yield (
                 f"- {id}: put {name} and init.safetensors where members.toml is to be and start the peer; it "
@@ -124,17 +115,11 @@ class Change:
             )
         for member in self.altered:
             if member.fingerprint != _by_id(self.before)[member.id].fingerprint:
-                yield (
-                    f"- {member.id}: put the new key and certificate beside the old: peer.next.key, "
-                    "peer.next.crt"
-                )
+                yield f"- {member.id}: put the new key and certificate at peer.next.key and peer.next.crt"
         for member in self.left:
-            yield (
-                f"- {member.id}: nothing; with {name} the peer stops by itself at that round, and its key "
-                "can go"
-            )
+            yield f"- {member.id}: nothing; with {name} the peer stops at that round, and its key can go"
         if new or self.altered:
-            yield "Compare the fingerprints by telephone. rpel network diff says who has the file."
+            yield "Compare the fingerprints by telephone. rpel network diff shows who has the file."
 
 
 def _by_id(m: Membership) -> dict[str, Member]:
@@ -148,15 +133,38 @@ def _shown(value: object) -> str:
 def change(
     members: Path,
     from_round: int,
-    edit: Callable[[Membership], Membership],
     *,
+    add: Iterable[Path] = (),
+    remove: Collection[str] = (),
+    replace: Iterable[Path] = (),
+    period: float | None = None,
+    deadline: float | None = None,
+    hours: str | None = None,
+    pause: float = 0.0,
+    rounds: int | None = None,
     byzantine: int | None = None,
     no_shows: int | None = None,
     now: float | None = None,
 ) -> Change:
-    """Write the next membership beside ``members``: ``edit`` of the newest there is, planned anew.
+    """Write the next membership beside the present one, planned anew for its members.
 
-    A change that waits in members.next.toml is kept, and takes effect together with this one.
+    A change that waits in members.next.toml is kept, and takes effect together with this one. What is left
+    out stays as it is.
+
+    Args:
+        members: The network's members.toml.
+        from_round: The first round of the next membership.
+        add: Files with entries of new members.
+        remove: Ids of members that leave.
+        replace: Files with entries of members that have another key or address.
+        period: Length of a round in seconds.
+        deadline: Seconds into a round at which pulls end; by default the same share of the period.
+        hours: Hours of the day for rounds, "" for the whole day.
+        pause: Seconds without a round before ``from_round``.
+        rounds: The last round.
+        byzantine: How many members may be hostile.
+        no_shows: How many honest members may be late in a round.
+        now: The time in unix seconds, by default the present.
     """
     now = time.time() if now is None else now
     path = next_members(members)
@@ -165,28 +173,51 @@ def change(
     round = newest.timetable.round(now - newest.timetable.begins)
     if newest.from_round <= round:
         present = newest
-    least = max(round + _AHEAD, present.from_round + 1, newest.from_round, 2)
-    if not least <= from_round <= newest.rounds:
-        why = (
-            f"it is round {round}"
-            if newest.from_round <= round
-            else f"{path} waits for round {newest.from_round}"
-        )
-        far = f"the last is {newest.rounds}" if from_round > newest.rounds else f"the nearest is {least}"
-        raise ValueError(
-            f"from_round {from_round} cannot be: {why}, and everybody needs the file before; {far}"
-        )
-    moved = _moved(present, newest, from_round).replace(from_round=from_round)
-    after = replanned(edit(moved), byzantine, no_shows).check()
+    _check_round(from_round, present, newest, round, path)
+    m = newest
+    if m.timetable.before(from_round) != present.timetable.before(from_round):
+        # the pace of a change that waits begins with this one
+        m = m.paced(present.timetable.changed(from_round, m.period, m.hours))
+    m = m.replace(from_round=from_round, members=_edited(m, add, remove, replace))
+    pace = m.period if period is None else period, m.hours if hours is None else hours
+    if pace != (m.period, m.hours) or pause:
+        m = m.paced(m.timetable.changed(from_round, *pace, pause))
+    given = {"deadline": deadline, "rounds": rounds}
+    m = m.replace(**{key: value for key, value in given.items() if value is not None})
+    after = replanned(m, byzantine, no_shows).check()
     after.save(path)
     return Change(present, after, path, now)
 
 
-def _moved(present: Membership, waiting: Membership, from_round: int) -> Membership:
-    """A pace that waits for its round begins with the new one, too."""
-    if waiting.timetable.before(from_round) == present.timetable.before(from_round):
-        return waiting
-    return waiting.paced(present.timetable.changed(from_round, waiting.period, waiting.hours))
+def _check_round(from_round: int, present: Membership, newest: Membership, round: int, path: Path) -> None:
+    """Refuse a round that has begun, begins too soon, or comes before a change that waits."""
+    least = max(round + _NOTICE, present.from_round + 1, newest.from_round, 2)
+    if not least <= from_round <= newest.rounds:
+        why = f"it is round {round}"
+        if newest.from_round > round:
+            why = f"{path} waits for round {newest.from_round}"
+        raise ValueError(
+            f"from_round {from_round} is not between {least} and {newest.rounds}: {why}, and all members "
+            "need the file before"
+        )
+
+
+def _edited(
+    m: Membership, add: Iterable[Path], remove: Collection[str], replace: Iterable[Path]
+) -> tuple[Member, ...]:
+    """Return the members after a change."""
+    joining = [member for path in add for member in read_entries(path)]
+    altered = {member.id: member for path in replace for member in read_entries(path)}
+    for member in joining:
+        if member.id in _by_id(m):
+            raise ValueError(
+                f"{member.id!r} is a member already: `rpel network rotate` gives it a new key or address"
+            )
+    for id in (*remove, *altered):
+        if m.members[m.index(id)] == altered.get(id):
+            raise ValueError(f"the new entry of {id!r} is the one that is in force")
+    staying = (altered.get(member.id, member) for member in m.members if member.id not in remove)
+    return (*staying, *joining)
 
 
 def replanned(m: Membership, byzantine: int | None = None, no_shows: int | None = None) -> Membership:
@@ -208,82 +239,20 @@ def replanned(m: Membership, byzantine: int | None = None, no_shows: int | None 
     return m.replace(nodes=nodes, byzantine=byzantine, pull=plan.pull, b_hat=plan.b_hat)
 
 
-# --- what the commands do to a membership -------------------------------------------------------------------
-
-
-def joining(*entries: Path) -> Callable[[Membership], Membership]:
-    """With the members of these entries."""
-    new = tuple(member for path in entries for member in read_entries(path))
-
-    def edit(m: Membership) -> Membership:
-        for member in new:
-            if member.id in _by_id(m):
-                raise ValueError(
-                    f"{member.id!r} is a member already: a new key or address is `rpel network rotate`"
-                )
-        return m.replace(members=m.members + new)
-
-    return edit
-
-
-def leaving(*ids: str) -> Callable[[Membership], Membership]:
-    """Without these members."""
-
-    def edit(m: Membership) -> Membership:
-        for id in ids:
-            m.index(id)
-        return m.replace(members=tuple(member for member in m.members if member.id not in ids))
-
-    return edit
-
-
-def rotating(entry: Path) -> Callable[[Membership], Membership]:
-    """With the entry of a member that has another key or address."""
-    new = {member.id: member for member in read_entries(entry)}
-
-    def edit(m: Membership) -> Membership:
-        for member in new.values():
-            if m.members[m.index(member.id)] == member:
-                raise ValueError(f"the entry of {member.id!r} in {entry} is the one that is in force")
-        return m.replace(members=tuple(new.get(member.id, member) for member in m.members))
-
-    return edit
-
-
-def pacing(
-    period: float | None = None, deadline: float | None = None, hours: str | None = None, pause: float = 0.0
-) -> Callable[[Membership], Membership]:
-    """With another period, other hours, or a pause before the first round of it."""
-
-    def edit(m: Membership) -> Membership:
-        wanted = m.period if period is None else period, m.hours if hours is None else hours
-        if wanted != (m.period, m.hours) or pause:
-            m = m.paced(m.timetable.changed(m.from_round, *wanted, pause))
-        return m if deadline is None else m.replace(deadline=deadline)
-
-    return edit
-
-
-def planning(rounds: int | None = None) -> Callable[[Membership], Membership]:
-    """With another last round."""
-    return lambda m: m if rounds is None else m.replace(rounds=rounds)
-
-
 def waiting(config: Config) -> Change | None:
-    """What the file announced beside a peer's members.toml changes, if it is not in force."""
+    """Return what the membership announced beside a peer's members.toml changes, None if it is in force."""
     watcher = MembershipWatcher(config)
     present = in_force(config, watcher)
     coming = watcher.announced(present)
     return None if coming is None else Change(present, coming, config.next_members, time.time())
 
 
-# --- who holds which file -----------------------------------------------------------------------------------
+# --- which member has which file ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What one member says it holds: hashes of the membership in force and of the one to come;
-    "" where unknown."""
+    """The hashes of the memberships that a member reports, in force and to come; "" if unknown."""
 
     id: str
     in_force: str = ""
@@ -292,7 +261,7 @@ class Holding:
 
 
 def holding(id: str, status: dict[str, Any] | Answer) -> Holding:
-    """What a member's answer says about its files.
+    """Return what a member's answer says about its files.
 
     >>> holding("a", {"membership": "0" * 64, "coming": "no hash"})
     Holding(id='a', in_force='0000000000000000000000000000000000000000000000000000000000000000', coming='',
@@ -309,7 +278,7 @@ def holding(id: str, status: dict[str, Any] | Answer) -> Holding:
 
 
 async def holdings(observer: Observer, within: float = 5.0) -> list[Holding]:
-    """All members, the own one included, asked at once."""
+    """Ask all members at once, this one included."""
     deadline = asyncio.get_running_loop().time() + within
     members = observer.now.membership.members
     answers = await asyncio.gather(

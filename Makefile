@@ -30,7 +30,7 @@ test: $(VENV)/.installed-dev
 # Everything: 10,000 fault schedules, whole matrices, and all that needs further packages. Allow an hour.
 test-all: lint $(VENV)/.installed-all $(VENV)-trainers/.installed $(VENV)-trackers/.installed $(VENV)-flower/.installed $(VENV)-opacus/.installed
 	$(PYTEST) -m ""
-	$(VENV)-trainers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trainers.py
+	$(VENV)-trainers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trainers.py tests/promises/test_hugging_face.py
 	$(VENV)-trackers/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_trackers.py
 	$(VENV)-flower/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_flower.py
 	$(VENV)-opacus/bin/python -m pytest -q -m "" -W ignore tests/integrations/test_opacus.py
@@ -102,7 +102,7 @@ $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)-trainers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trainers
 	$(VENV)-trainers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
-		transformers peft accelerate lightning
+		transformers peft accelerate lightning datasets
 	@touch $@
 
 $(VENV)-trackers/.installed: pyproject.toml

@@ -175,3 +175,51 @@ def test_resume_of_a_folder_finishes_all_runs_below(
     assert content[0]["accuracy_mean"] == content[1]["accuracy_mean"]
     out, err = rpel("resume", str(tmp_path), capsys=capsys)
     assert (out, "0 unfinished runs" in err) == ("", True)
+
+
+@pytest.mark.xfail(strict=True, reason="show takes no folder of runs, and runs breaks hashes [issue 51]")
+def test_table_of_runs_at_80_columns_shows_folder_names_that_can_be_copied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        simulate(**TINY, name="geometric_median-inner_product_manipulation", seed=seed, out="runs")
+    lines = rpel("show", "runs", capsys=capsys)[0].splitlines()
+    for folder in Path("runs").iterdir():
+        assert any(folder.name in line.split() or f"{folder}" in line.split() for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.xfail(strict=True, reason="broken runs are left out without a word [issue 51]")
+def test_resume_of_a_folder_with_a_broken_run_says_which_and_why(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("whole", "broken"):
+        shutil.copytree(next((kept / "unfinished").iterdir()), tmp_path / name)
+    spec = tmp_path / "broken" / "spec.toml"
+    spec.write_text(spec.read_text("utf-8") + "\nrounds = many\n", "utf-8")
+    _, err = rpel("resume", str(tmp_path), code=1, capsys=capsys)
+    (sentence,) = [line for line in err.splitlines() if str(tmp_path / "broken") in line]
+    assert "line" in sentence, "of the TOML file"
+    assert (tmp_path / "whole" / "certificate.json").is_file(), "the others are finished"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--nodes", "10", "--byzantine", "1", "--rounds", "5", "--nodes", "20"],
+        ["run", "quickstart", "--model", "linear", "--rounds", "1", "--attack", "foe", "--attack", "alie"],
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.xfail(strict=True, reason="the last one is taken without a word [issue 51]")
+def test_option_with_one_value_that_is_given_twice_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, err = rpel(*words, code=2, capsys=capsys)
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert words[-2] in err
+    assert words[-1] in err

@@ -221,3 +221,16 @@ def test_data_on_two_scales_or_with_broken_numbers_are_refused_with_ranges_and_r
 def test_half_a_data_set_is_refused() -> None:
     with pytest.raises(ValueError, match=r"train.*test"):
         simulate(train=blobs(0), out=None)
+
+
+@pytest.mark.xfail(strict=True, reason="a frame has no target= [issue 51]")
+def test_frame_with_a_target_column_trains_as_its_arrays() -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def frame(seed: int) -> Any:
+        x, y = blobs(seed)
+        return pandas.DataFrame(x, columns=list("abcde")).assign(kind=y)
+
+    more: dict[str, Any] = {"target": "kind"}
+    ours = simulate(fixed_net(), frame(0), frame(1), **more, **OWN, out=None)
+    assert np.array_equal(ours.models, simulate(fixed_net(), blobs(0), blobs(1), **OWN, out=None).models)

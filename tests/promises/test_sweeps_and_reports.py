@@ -32,6 +32,27 @@ def test_impossible_cell_of_a_sweep_is_never_passed_off_as_done(
     assert not list(out.glob("runs/*"))
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(("dataset", "word"), [("nowhere:data", "nowhere"), ("femnist", "femnist")])
+@pytest.mark.xfail(strict=True, reason="every cell is started and fails [issue 47]")
+def test_sweep_over_missing_data_starts_no_run_and_says_so_once(
+    dataset: str,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("RPEL_DATA", str(tmp_path / "data"))
+    base = f'preset = "quickstart"\ndataset = "{dataset}"\nnodes = 8\nbyzantine = 1\nrounds = 1\n'
+    (tmp_path / "grid.toml").write_text(f'{base}[grid]\nattack = ["foe", "alie"]\n', "utf-8")
+    out, err = command("sweep", "grid.toml", "--out", "sweep", code=2, capsys=capsys)
+    assert out == ""
+    assert sum(word in line for line in err.splitlines()) == 1
+    assert not list(tmp_path.rglob("spec.toml"))
+
+
 def settings(runs: Path, capsys: pytest.CaptureFixture[str]) -> int:
     """How many settings the report's table of the runs below a folder has."""
     table = runs / "table.tex"

@@ -9,18 +9,10 @@ import pytest
 
 from rpel import data, doctor
 from rpel.certificates import create
-from rpel.cli import main
 from rpel.config.spec import load, presets
 from rpel.doctor import Check, examine
 from rpel.models import model, parameter_count
-
-
-def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    output = capsys.readouterr()
-    assert left.value.code == code, output.out + output.err
-    return output.out
+from support.commands import rpel
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -95,7 +87,7 @@ def test_data_folder_or_data_set_that_cannot_be_had_is_noticed(
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (images / f"{name}-ubyte").write_bytes(b"damaged")
     assert not by_name(examine(data_dir=str(tmp_path)))["data set mnist"].ok
-    assert "WRONG  data set mnist" in rpel("doctor", "--data-dir", str(tmp_path), capsys=capsys, code=1)
+    assert "WRONG  data set mnist" in rpel("doctor", "--data-dir", str(tmp_path), capsys=capsys, code=1).out
 
 
 def test_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +100,10 @@ def test_package_that_is_too_old_or_missing_is_named(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Path:
+def peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A member's own files, as rpel peer init writes them."""
-    with pytest.raises(SystemExit) as left:
-        main(["peer", "init", "--id", "a", "--url", "https://127.0.0.1:7443", "--dir", str(tmp_path)])
-    assert left.value.code == 0
+    where = ("--url", "https://127.0.0.1:7443", "--dir", str(tmp_path))
+    rpel("peer", "init", "--id", "a", *where, capsys=capsys)
     return tmp_path / "peer.toml"
 
 

@@ -13,12 +13,8 @@ from torch import nn
 
 import rpel
 from rpel import testing
-from rpel.backend import compiled
 from rpel.data import Dataset
-from rpel.learning import aggregate
 from rpel.rules import FunctionRule, Group, PreAggregation, Rule
-from rpel.types import Received
-from support.simulations import BASE, simulation
 
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_size": 50}
@@ -74,43 +70,6 @@ def test_plugin_pre_aggregation_is_fused_into_the_next_rule() -> None:
 
 
 # --- what a round costs -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["rpel", "cs-plus"])
-def test_round_looks_for_non_finite_models_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, looked, look = simulation(BASE.replace(method=method)), [], compiled.finite_rows
-
-    def counted(table: Array) -> Array:
-        looked.append(len(table))
-        return look(table)
-
-    monkeypatch.setattr(compiled, "finite_rows", counted)
-    for _ in range(3):
-        assert run.step().diverged == 0
-    assert len(looked) == 3
-
-
-@pytest.mark.parametrize("name", ["nnm+trimmed_mean", "nnm+krum", "monna", "cs_plus"])
-@pytest.mark.parametrize("broken", [False, True])
-def test_non_finite_models_are_looked_for_once_in_a_round(
-    name: str, broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked, look = [], compiled.finite_rows
-
-    def counted(table: Array) -> Array:
-        looked.append(len(table))
-        return look(table)
-
-    monkeypatch.setattr(compiled, "finite_rows", counted)
-    table = np.random.default_rng(2).normal(size=(12, 5))
-    if broken:
-        table[11] = np.nan
-    index = np.stack([np.roll(np.arange(12), -i) for i in range(4)])
-    received = Received(table, index, np.full(index.shape, 1 / 12) if name == "cs_plus" else None)
-    rule = rpel.rule(name, b_hat=3) if name == "cs_plus" else rpel.rule(name, f=3)
-    x, _ = aggregate(table[:4], received, rule, kernels=compiled)
-    assert np.isfinite(x).all()
-    assert looked == [12]
 
 
 # --- local steps, a delivery, an outer step -----------------------------------------------------------------

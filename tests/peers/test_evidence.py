@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rpel import certificates
 from rpel.peer.config.membership import Member, Membership, content_hash
-from rpel.peer.core import evidence, wire
+from rpel.peer.core import evidence
 from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, sign
 from rpel.peer.core.protocol import make_ready
 from rpel.peer.io import detector
@@ -30,9 +30,7 @@ from rpel.peer.io.node import Node, SecondInstanceError
 from rpel.peer.ops.redteam import RedTeam
 from rpel.rules import rule
 from support.commands import rpel
-from support.loopback import flat_layout, loopback, model
 from support.loopback import membership as a_membership
-from support.proxy import Proxy
 from support.thread_network import QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
 
@@ -260,56 +258,6 @@ def test_valid_proof_against_the_own_key_is_noticed(
 
 def _text(signed: Signed) -> list[str]:
     return [base64.b64encode(signed.digest).decode(), base64.b64encode(signed.signature).decode()]
-
-
-def test_reported_digests_cost_at_most_170_bytes_per_pulled_peer() -> None:
-    s = 30
-    key = ec.generate_private_key(ec.SECP256R1())
-    here = Under(Roster(0, tuple(map(str, range(s + 1))), lambda *_: True))
-    for member in range(1, s + 1):
-        here.seen_by(member, 10**9, Signed(bytes(32), sign(key, {"run": "x"}, 10**9, bytes(32))))
-    assert len(json.dumps(here.seen(here.roster, 10**9))) <= 170 * s
-
-
-def test_signatures_cost_less_than_a_hundredth_of_the_bytes_at_a_million_parameters(tmp_path: Path) -> None:
-    """All that travels for one pull, TLS included: a body of 4 MB,
-    and with signatures what eight others signed."""
-    large = flat_layout(1_000_000)
-
-    async def carried(folder: Path, signed: bool) -> int:
-        async with loopback(folder, n=2, layout=large) as net:
-            shop, own = net.stores[1], net.credentials
-            x = model(large, 1)
-            shop.put(5, x)
-            proxy = Proxy(("127.0.0.1", 0), ("127.0.0.1", net.transports[1].port))
-            listening = await asyncio.start_server(proxy.connected, *proxy.at)
-            members = net.membership.members
-            url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-            m = a_membership([members[0], members[1].replace(url=url)])
-            for transport, papers in zip(net.transports, own, strict=True):
-                transport.rotate(m, papers.certificate, papers.key)
-            net.transports[0].client.signed = signed
-            if signed:
-                key = key_of(own[1].key.read_bytes())
-                shop.signatures[5] = sign(key, of_member(m, 1), 5, bytes.fromhex(wire.digest(large, x)))
-                signed_before = Signed(bytes(32), sign(key, of_member(m, 1), 4, bytes(32)))
-                shop.told[4] = told(*((i, signed_before) for i in range(8)))
-            deadline = asyncio.get_running_loop().time() + 100
-            row = np.zeros(large.d, large.dtype)
-            assert (await net.transports[0].pull(1, 5, row, deadline)).result == "ok"
-            if signed:
-                seen = await net.transports[0].client.member(net.transports[0].now, 1).seen(4, deadline)
-                assert isinstance(seen, dict)
-                assert len(seen["seen"]) == 8
-            await net.transports[0].client.close()
-            listening.close()
-            await asyncio.gather(*proxy.tasks, return_exceptions=True)
-            return proxy.carried
-
-    plain, with_signatures = (
-        asyncio.run(carried(tmp_path / str(signed), signed)) for signed in (False, True)
-    )
-    assert plain < with_signatures < 1.01 * plain
 
 
 # --- the audit log ------------------------------------------------------------------------------------------

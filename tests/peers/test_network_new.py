@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 import tomli_w
 
-from rpel import certificates, cli, models
+from rpel import certificates, models
 from rpel.config.record import parse_pairs
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
@@ -26,17 +26,9 @@ from rpel.peer.io.learner import seed_of
 from rpel.peer.io.model_files import load
 from rpel.peer.ops.create import NewNetwork, new, stall_proof
 from rpel.peer.ops.join import join, usual_listen
+from support.commands import rpel
 
 EPOCH = 4e9
-
-
-def rpel(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    """The command in this process: what it printed, with its exit status checked."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(list(arguments))
-    printed = capsys.readouterr()
-    assert left.value.code == code, printed.err
-    return printed
 
 
 def found(folder: Path, nodes: int = 12, byzantine: int = 2, **options: Any) -> NewNetwork:
@@ -51,11 +43,11 @@ def test_network_new_peer_init_and_add_found_a_network(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     size = ("--peers", "4", "--byzantine", "1", "--rounds", "30")
-    text = rpel(capsys, "network", "new", *size, "--epoch", "+3600", "--allow-private").out
+    text = rpel("network", "new", *size, "--epoch", "+3600", "--allow-private", capsys=capsys).out
     assert "rpel peer init" in text
     for i in range(4):
         where = ("--url", f"https://127.0.0.1:{7000 + i}", "--dir", f"p{i}")
-        entry = rpel(capsys, "peer", "init", "--id", f"p{i}", *where).out
+        entry = rpel("peer", "init", "--id", f"p{i}", *where, capsys=capsys).out
         with (tmp_path / "members.toml").open("a") as file:
             file.write(entry)
     m = Membership.load(tmp_path / "members.toml")
@@ -71,7 +63,7 @@ def test_network_new_prints_plan_probability_and_tolerance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "200")
-    text = rpel(capsys, *base, "--out", str(tmp_path / "a")).out
+    text = rpel(*base, "--out", str(tmp_path / "a"), capsys=capsys).out
     for part in (
         "s = 9",
         "b_hat = 2",
@@ -82,7 +74,7 @@ def test_network_new_prints_plan_probability_and_tolerance(
         "Next:",
     ):
         assert part in text
-    facts = json.loads(rpel(capsys, *base, "--json", "--out", str(tmp_path / "b")).out)
+    facts = json.loads(rpel(*base, "--json", "--out", str(tmp_path / "b"), capsys=capsys).out)
     expected = {
         "peers": 12,
         "byzantine": 2,
@@ -144,7 +136,7 @@ def test_optimiser_rate_by_name_and_outer_step_are_in_the_file_that_all_hold(
         "--hyperparameters",
         "lr=cosine(0.01, warmup=5)",
     ]
-    rpel(capsys, *base, *local, "--outer", "nesterov", "--outer-lr", "0.5", "--out", str(tmp_path))
+    rpel(*base, *local, "--outer", "nesterov", "--outer-lr", "0.5", "--out", str(tmp_path), capsys=capsys)
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert (m.outer, m.outer_lr, m.outer_momentum) == ("nesterov", 0.5, 0.9)
     assert {key: m.hyperparameters[key] for key in ("optimizer", "optimizer_params", "lr")} == {
@@ -178,10 +170,10 @@ def test_network_for_user_training_loops_needs_no_task(
         "--out",
         str(tmp_path / "net"),
     )
-    printed = rpel(capsys, *plan, "--task", "none", "--model", str(model))
+    printed = rpel(*plan, "--task", "none", "--model", str(model), capsys=capsys)
     assert 'your loop, with rpel.Peer("peer.toml")' in printed.out
     assert "--task" not in printed.out
-    assert "needs --model" in rpel(capsys, *plan, "--task", "none", code=2).err
+    assert "needs --model" in rpel(*plan, "--task", "none", code=2, capsys=capsys).err
 
 
 def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
@@ -205,23 +197,23 @@ def test_default_no_shows_are_lowered_with_a_notice_where_too_many(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--peers", "8", "--byzantine", "2", "--rounds", "30", "--json")
-    printed = rpel(capsys, *base, "--out", str(tmp_path / "a"))
+    printed = rpel(*base, "--out", str(tmp_path / "a"), capsys=capsys)
     assert json.loads(printed.out)["no_shows"] == 1
     assert "--no-shows is 1 instead of the usual 2" in printed.err
-    printed = rpel(capsys, *base, "--no-shows", "2", "--out", str(tmp_path / "b"), code=2)
+    printed = rpel(*base, "--no-shows", "2", "--out", str(tmp_path / "b"), code=2, capsys=capsys)
     assert "no_shows 2 does not fit 8 peers with 2 hostile: the most is 1" in printed.err
     assert not (tmp_path / "b").exists()
-    assert "--no-shows" not in rpel(capsys, *base, "--no-shows", "1", "--out", str(tmp_path / "c")).err
+    assert "--no-shows" not in rpel(*base, "--no-shows", "1", "--out", str(tmp_path / "c"), capsys=capsys).err
 
 
 def test_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ("network", "new", "--byzantine", "2", "--rounds", "30", "--json")
-    weak = rpel(capsys, *base, "--peers", "8", "--out", str(tmp_path / "a"))
+    weak = rpel(*base, "--peers", "8", "--out", str(tmp_path / "a"), capsys=capsys)
     assert not json.loads(weak.out)["strong_catch_up"]
     assert "cannot each pull 3 b_hat + 1 + 1 others" in weak.err
-    strong = rpel(capsys, *base, "--peers", "12", "--out", str(tmp_path / "b"))
+    strong = rpel(*base, "--peers", "12", "--out", str(tmp_path / "b"), capsys=capsys)
     assert json.loads(strong.out)["strong_catch_up"]
     assert strong.err == ""
 
@@ -283,7 +275,7 @@ def test_bad_network_new_options_are_refused_and_write_nothing(
         "--out",
         str(tmp_path / "net"),
     ]
-    printed = rpel(capsys, *base, *options, code=2)
+    printed = rpel(*base, *options, code=2, capsys=capsys)
     assert words in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
@@ -297,9 +289,9 @@ def test_peer_init_writes_the_key_and_prints_the_entry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = rpel(
-        capsys, "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation",
+        "peer", "init", "--id", "clinic-3", "--url", "https://clinic.example:7443", "--organisation",
         "Clinic", "--members", str(tmp_path / "net" / "members.toml"), "--dir", str(tmp_path / "peer"),
-    )  # fmt: skip
+    capsys=capsys)  # fmt: skip
     secret = (tmp_path / "peer" / "peer.key").read_text()
     assert stat.S_IMODE((tmp_path / "peer" / "peer.key").stat().st_mode) == 0o600
     assert secret.splitlines()[1] not in printed.out + printed.err
@@ -319,7 +311,7 @@ def test_peer_init_writes_the_key_and_prints_the_entry(
 
 def test_peer_init_json_has_the_entry_and_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = rpel(
-        capsys, "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json"
+        "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json", capsys=capsys
     )
     facts = json.loads(printed.out)
     assert tomllib.loads(facts["entry"])["member"][0]["fingerprint"] == facts["fingerprint"]
@@ -328,9 +320,9 @@ def test_peer_init_json_has_the_entry_and_no_key(tmp_path: Path, capsys: pytest.
 
 def test_peer_init_never_overwrites_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path))
-    rpel(capsys, *arguments)
+    rpel(*arguments, capsys=capsys)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "peer.key exists already" in rpel(capsys, *arguments, code=2).err
+    assert "peer.key exists already" in rpel(*arguments, code=2, capsys=capsys).err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -349,7 +341,7 @@ def test_bad_peer_init_options_write_no_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     base = ["peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "peer")]
-    printed = rpel(capsys, *base, *options, code=2)
+    printed = rpel(*base, *options, code=2, capsys=capsys)
     assert words in printed.err
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "peer").exists()
@@ -386,10 +378,10 @@ def test_key_with_passphrase_needs_its_passphrase_file(
     secret = tmp_path / "passphrase"
     secret.write_text("correct horse\n")
     arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path / "p"))
-    printed = rpel(capsys, *arguments, "--passphrase-file", str(secret), code=2)
+    printed = rpel(*arguments, "--passphrase-file", str(secret), code=2, capsys=capsys)
     assert "has mode 0644" in printed.err
     secret.chmod(0o600)
-    rpel(capsys, *arguments, "--passphrase-file", str(secret))
+    rpel(*arguments, "--passphrase-file", str(secret), capsys=capsys)
     assert "ENCRYPTED" in (tmp_path / "p" / "peer.key").read_text()
     own = Config.load(tmp_path / "p" / "peer.toml")
     assert own.passphrase_file is not None
@@ -424,21 +416,24 @@ def test_entries_are_added_until_the_network_is_complete(
     result = found(tmp_path, nodes=4, byzantine=1)
     paths = [str(entry(tmp_path, number)) for number in range(5)]
     base, members = ("network", "add"), ("--members", str(result.members))
-    text = rpel(capsys, *base, *paths[:3], *members).out
+    text = rpel(*base, *paths[:3], *members, capsys=capsys).out
     assert "3 added" in text
     assert "1 of 4 are still missing" in text
-    assert "lacks 1 of its 4 members, but 2 entries" in rpel(capsys, *base, *paths[3:], *members, code=2).err
-    assert json.loads(rpel(capsys, *base, paths[3], *members, "--json").out) == {
+    assert (
+        "lacks 1 of its 4 members, but 2 entries"
+        in rpel(*base, *paths[3:], *members, code=2, capsys=capsys).err
+    )
+    assert json.loads(rpel(*base, paths[3], *members, "--json", capsys=capsys).out) == {
         "added": ["c3"], "members": 4, "missing": 0
     }  # fmt: skip
     m = Membership.load(result.members)
     assert [member.id for member in m.members] == ["c0", "c1", "c2", "c3"]
     assert m.replace(members=()) == result.membership
-    text = rpel(capsys, "network", "members", *members).out
+    text = rpel("network", "members", *members, capsys=capsys).out
     assert max(map(len, text.splitlines())) <= 80
     for member in m.members:
         assert member.fingerprint in text.replace(" ", "").replace("\n", "")
-    told = json.loads(rpel(capsys, "network", "members", *members, "--json").out)
+    told = json.loads(rpel("network", "members", *members, "--json", capsys=capsys).out)
     assert [one["fingerprint"] for one in told] == [member.fingerprint for member in m.members]
 
 
@@ -459,8 +454,8 @@ def test_entry_cannot_write_what_looks_like_a_fingerprint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str]
 ) -> None:
     members = ("--members", str(found(tmp_path, nodes=4, byzantine=1).members))
-    added = rpel(capsys, "network", "add", str(entry(tmp_path, 0, **changes)), *members).out
-    for text in (added, rpel(capsys, "network", "members", *members).out):
+    added = rpel("network", "add", str(entry(tmp_path, 0, **changes)), *members, capsys=capsys).out
+    for text in (added, rpel("network", "members", *members, capsys=capsys).out):
         who, *fingerprint, last, end = text.split("\n")
         assert (len(fingerprint), end) == (2, "")
         assert all(letter.isprintable() for letter in who + last)
@@ -481,10 +476,10 @@ def test_network_add_names_a_wrong_entry_and_adds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], words: str
 ) -> None:
     members = found(tmp_path).members
-    rpel(capsys, "network", "add", str(entry(tmp_path, 0)), "--members", str(members))
+    rpel("network", "add", str(entry(tmp_path, 0)), "--members", str(members), capsys=capsys)
     before = members.read_bytes()
     right, wrong = entry(tmp_path, 2), entry(tmp_path, 1, **changes)
-    printed = rpel(capsys, "network", "add", str(right), str(wrong), "--members", str(members), code=2)
+    printed = rpel("network", "add", str(right), str(wrong), "--members", str(members), code=2, capsys=capsys)
     assert words in printed.err
     assert printed.err.count("\n") == 1
     assert members.read_bytes() == before
@@ -496,11 +491,13 @@ def test_network_add_refuses_a_file_that_is_no_entry(
     members = found(tmp_path).members
     for text in ("", "[[", "a = 1", "member = 3", 'id = "a"'):
         (tmp_path / "e.toml").write_text(text)
-        printed = rpel(capsys, "network", "add", str(tmp_path / "e.toml"), "--members", str(members), code=2)
+        printed = rpel(
+            "network", "add", str(tmp_path / "e.toml"), "--members", str(members), code=2, capsys=capsys
+        )
         assert "is not an entry that `rpel peer init` printed" in printed.err
     assert (
         "there is no file"
-        in rpel(capsys, "network", "add", "none.toml", "--members", str(members), code=2).err
+        in rpel("network", "add", "none.toml", "--members", str(members), code=2, capsys=capsys).err
     )
 
 
@@ -525,20 +522,22 @@ def test_proof_is_verified_by_anybody_who_has_the_members_file(
 ) -> None:
     result = found(tmp_path, nodes=4, byzantine=1)
     for number in range(4):
-        rpel(capsys, "network", "add", str(entry(tmp_path, number)), "--members", str(result.members))
+        rpel("network", "add", str(entry(tmp_path, number)), "--members", str(result.members), capsys=capsys)
     m = Membership.load(result.members)
     key = identity.read_key(tmp_path / "c2" / "peer.key")
     pair = [Signed(digest, sign(key, of_member(m, 2), 7, digest)) for digest in (bytes(32), bytes([1] * 32))]
     path = keep(tmp_path / "evidence", Proof(2, m.members[2].fingerprint, 7, *pair), m)
     command = ("verify", str(path), "--members", str(result.members))
-    assert "proven: c2 (no organisation named) signed two models of round 7" in rpel(capsys, *command).out
-    told = json.loads(rpel(capsys, *command, "--json").out)
+    assert (
+        "proven: c2 (no organisation named) signed two models of round 7" in rpel(*command, capsys=capsys).out
+    )
+    told = json.loads(rpel(*command, "--json", capsys=capsys).out)
     assert (told["proven"], told["member"], told["round"]) == (True, "c2", 7)
     path.write_text(path.read_text().replace('"round": 7', '"round": 8'))
-    assert rpel(capsys, *command, code=1).out.startswith("not proven: ")
-    assert json.loads(rpel(capsys, *command, "--json", code=1).out)["proven"] is False
-    assert "none.json" in rpel(capsys, "verify", "none.json", *command[2:], code=2).err
-    assert "is a folder: give a peer" in rpel(capsys, "verify", str(tmp_path), code=2).err
+    assert rpel(*command, code=1, capsys=capsys).out.startswith("not proven: ")
+    assert json.loads(rpel(*command, "--json", code=1, capsys=capsys).out)["proven"] is False
+    assert "none.json" in rpel("verify", "none.json", *command[2:], code=2, capsys=capsys).err
+    assert "is a folder: give a peer" in rpel("verify", str(tmp_path), code=2, capsys=capsys).err
 
 
 def test_network_founded_again_under_the_same_name_has_another_run_id(tmp_path: Path) -> None:

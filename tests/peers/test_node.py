@@ -5,21 +5,17 @@ What depends on how fast this machine is right now is not asserted, except that 
 for six numbers.
 """
 
-import asyncio
 import json
-import logging
 import os
 import resource
 import subprocess
 import sys
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -29,10 +25,9 @@ import pytest
 from rpel import certificates
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core import wire
-from rpel.peer.core.protocol import Pull, make_ready, sizes
+from rpel.peer.core.protocol import make_ready, sizes
 from rpel.peer.io import identity
 from rpel.peer.io.client import RemoteMember
-from rpel.peer.io.http import Connection
 from rpel.peer.io.model_files import initial_body
 from rpel.peer.io.node import Node, Round, from_os
 from rpel.peer.io.store import Store
@@ -260,27 +255,6 @@ def test_answer_that_breaks_the_transport_does_not_end_the_peer(
     assert "asking peer-1 failed" in caplog.text
 
 
-def test_pull_passes_at_most_six_rpel_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the driver, which is given the effect, to the connection that waits for its reply."""
-    files, driver, usual = found(tmp_path, 2, soon=60.0), threading.get_ident(), Connection.get
-    seen: list[list[str]] = []
-
-    async def get(self: Connection, *rest: Any) -> Any:
-        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames()[driver])]
-        frames += [frame for task in asyncio.all_tasks() for frame in task.get_stack()]
-        frames += [frame for frame, _ in traceback.walk_stack(None)]
-        ours = {frame.f_code.co_qualname for frame in frames if "/rpel/peer/io/" in frame.f_code.co_filename}
-        seen.append(sorted(ours - {"Intake.watch", "Line._serve", "Line._one", "Background._run"}))
-        return await usual(self, *rest)
-
-    with Node(files.configs[0]) as node, Node(files.configs[1]):
-        monkeypatch.setattr(Connection, "get", get)
-        node.answer(Pull(1, (1,), None, node.clock.position() + 2.0), QuadraticLearner(0))
-    assert seen
-    assert {"Node.answer", "Pulls.round", "RemoteMember.fetch"} <= set(seen[0])
-    assert len(seen[0]) + 1 <= 6, seen[0]  # and Connection.get itself
-
-
 def test_request_is_counted_for_its_member_across_a_membership_change(tmp_path: Path) -> None:
     node = Node(found(tmp_path, 3).configs[0])
     before = node.now
@@ -412,22 +386,6 @@ def test_peer_recovers_from_exhausted_descriptors(tmp_path: Path) -> None:
     assert said[1] == said[4] == ""
     assert said[2] == "the state folder cannot be written: no file descriptors are left"
     assert lines(files, 0)[-1]["outcome"] == "aggregated"
-
-
-def test_repeated_log_line_does_not_fill_a_running_peers_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = Node(found(tmp_path, 2).configs[0])
-    with caplog.at_level("WARNING"):
-        with node:
-            for name in ("rpel", "asyncio"):
-                for number in range(1000):
-                    logging.getLogger(name).warning("could not accept connection %d", number)
-        during = len(caplog.records)
-        for number in range(100):  # the user's own process goes on
-            logging.getLogger("asyncio").warning("could not accept connection %d", number)
-    assert during == 2 * 20
-    assert len(caplog.records) == during + 100
 
 
 # --- a new membership ---------------------------------------------------------------------------------------
@@ -587,13 +545,3 @@ def test_rule_is_made_ready_for_every_number_of_answers_that_may_come(name: str)
     found_sizes = set(sizes(chosen, 8))
     assert {(m, 2) for m in range(5, 10)} <= found_sizes  # own and 2 b_hat … s answers
     assert (8, 1) in found_sizes  # one of them not finite
-
-
-def test_machine_clock_is_monotonic(tmp_path: Path) -> None:
-    # a period so long is not stretched by the machine's load
-    files = found(tmp_path, 2, period=60.0, soon=100.0)
-    node = Node(files.configs[0])
-    before = node.service.position()
-    assert -101 < before < -90
-    assert node.service.position() >= before
-    assert node.clock.round() <= 0

@@ -1,11 +1,7 @@
 """A member is given its share and no more, whatever it sends, and whoever stalls gives way."""
 
-import _ssl
 import asyncio
-import ctypes
 import socket
-import ssl
-import sys
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -210,37 +206,6 @@ def test_connections_that_never_shake_hands_give_way_and_end(tmp_path: Path) -> 
                 writer.transport.abort()
 
     asyncio.run(scenario())
-
-
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="reaches into this interpreter's ssl objects")
-def test_flood_of_key_updates_that_nobody_reads_ends_with_the_idle_time(tmp_path: Path) -> None:
-    """TLS 1.3 lets a client ask for new keys as often as it likes;
-    each answer would wait here for its reader."""
-    library = ctypes.CDLL(_ssl.__file__)
-    library.SSL_key_update.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    library.SSL_do_handshake.argtypes = [ctypes.c_void_p]
-
-    def flood(context: ssl.SSLContext, port: int, updates: list[int]) -> None:
-        with context.wrap_socket(socket.create_connection(("127.0.0.1", port))) as connection:
-            address = id(connection._sslobj) + 24  # type: ignore[attr-defined]
-            handle = ctypes.c_void_p.from_address(address).value
-            while library.SSL_key_update(handle, 1) == 1 and library.SSL_do_handshake(handle) == 1:
-                updates[0] += 1
-
-    async def scenario() -> int:
-        async with loopback(tmp_path, limits=Limits(idle=1.0)) as net:
-            net.stores[1].put(1, model(SMALL, 1))
-            updates, serving = [0], net.transports[1]
-            running = asyncio.create_task(
-                asyncio.to_thread(flood, asking(net, net.credentials[0]), serving.port, updates)
-            )
-            await until(lambda: updates[0] >= 1000)
-            assert (await net.pull(2, 1, 1))[0] == "ok"
-            await running  # the server hung up, though updates kept coming
-            assert serving.server.connections(net.membership.members[0].fingerprint) == 0
-            return updates[0]
-
-    assert asyncio.run(scenario()) >= 1000
 
 
 def test_members_that_join_may_connect_from_the_same_address_at_once(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 at either end."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives import serialization
 
 from rpel import certificates
 from rpel.peer.config.membership import Member, Membership
@@ -17,43 +14,17 @@ from rpel.peer.io import identity
 from rpel.peer.io.http import Request
 from rpel.peer.io.limits import Ticket
 from rpel.peer.io.server import MemberLine, Server
+from support.forged_certificates import signed
 from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
 from support.waiting import until
 
-Issuer = tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
 
-
-def minted(folder: Path, name: str, issuer: Issuer | None, ca: bool):  # type: ignore[no-untyped-def]
-    """A key and a certificate signed by the issuer (None: by itself), with everything that a member's has."""
+def party(folder: Path, name: str, secret: bytes, pem: str) -> Credentials:
     folder.mkdir(exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    start = datetime.now(UTC) - timedelta(days=1)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer[1].subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + timedelta(days=30))
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
-            critical=False,
-        )
-        .sign(key if issuer is None else issuer[0], hashes.SHA256())
-    )
-    pem = made.public_bytes(serialization.Encoding.PEM).decode()
     files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    identity.write_key(
-        files.key,
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    )
+    identity.write_key(files.key, secret)
     files.certificate.write_text(pem)
-    return files, (key, made)
+    return files
 
 
 class Minting:
@@ -61,8 +32,10 @@ class Minting:
     and has signed one in the name of peer-0."""
 
     def __init__(self, folder: Path, net: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.own, issuer = minted(folder / "ca", "peer-2", None, ca=True)
-        self.minted, _ = minted(folder / "minted", "peer-0", issuer, ca=False)
+        key, secret, pem = signed("peer-2", ca=True)
+        self.own = party(folder / "ca", "peer-2", secret, pem)
+        _, secret, pem = signed("peer-0", issuer=("peer-2", key))
+        self.minted = party(folder / "minted", "peer-0", secret, pem)
         # let past the reader, who would refuse both
         monkeypatch.setattr(identity, "read_certificate", _lenient)
         monkeypatch.setattr(identity, "check_certificate", _lenient)

@@ -4,19 +4,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from rpel.cli import main
 
 
-def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    """The command in this process: (stdout, stderr)."""
+class Printed(NamedTuple):
+    """What a command printed to stdout and stderr."""
+
+    out: str
+    err: str
+
+
+def rpel(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> Printed:
+    """Run the command in this process, and check its exit status."""
     with pytest.raises(SystemExit) as left:
         main(list(arguments))
     output = capsys.readouterr()
     assert left.value.code == code, output.out + output.err
-    return output.out, output.err
+    return Printed(output.out, output.err)
 
 
 def loads_none_of(modules: set[str], *arguments: str) -> None:

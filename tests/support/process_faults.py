@@ -6,17 +6,22 @@ there is one, as ``kill -9`` would.
 ``RPEL_TEST_WALL`` = seconds: the wall clock is wrong by so much from the start. SIGUSR1 and SIGUSR2 set it an
 hour forward and back while the process runs. ``RPEL_TEST_TIMES`` = 1: not a fault; standard output tells when
 each round was published and when its pulls ended, in seconds of the machine's monotonic clock.
+``RPEL_TEST_NAMESPACE``: not a fault; the network namespace in which the process runs.
 """
 
+import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rpel.cli import main
 from rpel.learning import MomentumSGD
 from rpel.peer.core.protocol import Publish, Pull, Save, Tell
 from rpel.peer.io import store
@@ -24,6 +29,8 @@ from rpel.peer.io.client import RemoteMember
 from rpel.peer.io.learner import TaskLearner
 from rpel.peer.io.node import Node
 
+NAMESPACE = "RPEL_TEST_NAMESPACE"
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 POINTS = (
     "before the local step",
     "in the local step",
@@ -38,6 +45,8 @@ POINTS = (
 
 def prepare() -> None:
     """Read the environment and do what it says."""
+    if namespace := os.environ.get(NAMESPACE):
+        _enter(namespace)
     _wall(float(os.environ.get("RPEL_TEST_WALL", "0")))
     if planned := os.environ.get("RPEL_TEST_DIE"):
         point, _, round = planned.rpartition(":")
@@ -156,3 +165,21 @@ def _wall(wrong_by: float) -> None:
     time.time = lambda: right() + error[0]
     signal.signal(signal.SIGUSR1, shift(3600.0))
     signal.signal(signal.SIGUSR2, shift(-3600.0))
+
+
+def _enter(namespace: str) -> None:
+    """Move this process into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/run/netns/{namespace}").open("rb") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"could not enter the namespace {namespace}")
+    hosts = f"/etc/netns/{namespace}/hosts"
+    if os.path.exists(hosts):  # as `ip netns exec` does it
+        libc.unshare(CLONE_NEWNS)
+        subprocess.run(["mount", "--make-rslave", "/"], check=True)
+        subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+
+
+if __name__ == "__main__":
+    prepare()
+    main(sys.argv[1:])

@@ -1,21 +1,17 @@
 """A network of real peers in a folder: founded, started as processes, watched by their logs, broken,
 and ended.
 
-Each peer is a process forked by ``fork_server.py`` that runs ``rpel peer run``, with its own
+Each peer is a process that `rpel.processes.start` forks and that runs ``rpel peer run``, with its own
 folder, key, address and state. Waiting means waiting for a log line, never for a time: what is
 asserted must hold however slow the machine is.
 """
 
-import atexit
-import functools
 import http.client
 import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 
@@ -31,8 +28,10 @@ from rpel.peer.core import wire
 from rpel.peer.io import model_files
 from rpel.peer.ops.create import new, stall_proof
 from rpel.peer.ops.join import join
+from rpel.processes import start
 from rpel.types import Models
 from support.paths import TESTS
+from support.process_faults import NAMESPACE
 from support.waiting import PATIENCE, pace
 
 PORT, METRICS = 7443, 9464
@@ -42,8 +41,7 @@ PORT, METRICS = 7443, 9464
 class Process:
     """One life of a peer, from its birth to its end."""
 
-    pid: int
-    ended: dict[int, int]
+    child: "subprocess.Popen[bytes]"
     lines: list[dict[str, Any]] = field(default_factory=list)
     deeds: list[dict[str, Any]] = field(default_factory=list)  # of a red team
     errors: list[str] = field(default_factory=list)
@@ -52,7 +50,11 @@ class Process:
     @property
     def status(self) -> int | None:
         """How it ended, minus the signal's number if it was killed; None: it runs."""
-        return self.ended.get(self.pid)
+        return self.child.poll()
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
 
 @dataclass(eq=False)
@@ -103,72 +105,9 @@ class Member:
         return next((str(line["outcome"]) for line in self.lines if line["round"] == round), "")
 
 
-class ForkServer:
-    """Forks peers and says when they end; see ``fork_server.py``. One can serve many networks."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link = ours
-        self.ended: dict[int, int] = {}
-        self.listeners: list[Callable[[], None]] = []
-        self._born: list[int] = []
-        self._news = threading.Condition()
-        with theirs:
-            path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-            single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "support.fork_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=os.environ | single | {"PYTHONPATH": path},
-            )
-        if not self._link.recv(1 << 16):
-            raise RuntimeError("the fork server did not start")
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        while message := self._link.recv(1 << 16):
-            found = json.loads(message)
-            if "born" in found:
-                with self._news:
-                    self.ended.pop(found["born"], None)  # numbers are used again
-                    self._born.append(found["born"])
-                    self._news.notify_all()
-            else:
-                self.ended[found["ended"]] = found["status"]
-                for listener in list(self.listeners):
-                    listener()
-
-    def fork(
-        self, arguments: Sequence[str], environment: dict[str, str], namespace: str, given: list[int]
-    ) -> int:
-        """The process number of a new peer that writes to the two descriptors given."""
-        request = {"arguments": list(arguments), "environment": environment, "namespace": namespace}
-        with self._news:
-            socket.send_fds(self._link, [json.dumps(request).encode()], given)
-            if not self._news.wait_for(lambda: self._born, PATIENCE):
-                raise RuntimeError("the fork server does not answer")
-            return self._born.pop()
-
-    def close(self) -> None:
-        """End it and whatever it still has."""
-        self._link.shutdown(socket.SHUT_RDWR)
-        self._process.wait()
-        self._thread.join()
-        self._link.close()
-
-
 def loopback() -> str:
     """Three numbers of loopback addresses where nobody else is, so that ports need not be looked for."""
     return f"127.{secrets.randbelow(190) + 64}.{secrets.randbelow(256)}"
-
-
-@functools.cache
-def fork_server() -> ForkServer:
-    """The one that all tests of this process share: it takes seconds to begin."""
-    shared = ForkServer()
-    atexit.register(shared.close)
-    return shared
 
 
 @dataclass(frozen=True)
@@ -205,7 +144,7 @@ class ProcessNetwork:
     """The peers of one network, to begin soon; a context manager that kills every process that is left."""
 
     def __init__(self, folder: Path, plan: Plan | None = None) -> None:
-        self.folder, self.plan, self._fork_server = folder, plan or Plan(), fork_server()
+        self.folder, self.plan = folder, plan or Plan()
         self.news = threading.Condition()
         self._address = loopback()
         self.membership, self.members = self._found()
@@ -280,13 +219,11 @@ class ProcessNetwork:
     # --- processes ------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._fork_server.listeners.append(self._notify)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.signal(signal.SIGCONT, *self.members)
         self.kill(*self.members)
-        self._fork_server.listeners.remove(self._notify)
 
     def start(
         self, *members: Member, environment: dict[str, str] | None = None, arguments: Sequence[str] = ()
@@ -298,10 +235,11 @@ class ProcessNetwork:
 
     def _start(self, member: Member, command: Sequence[str], environment: dict[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
-        pid = self._fork_server.fork(
-            command, environment, self.plan.namespace(member.number), [w for _, w in pipes]
-        )
-        process = Process(pid, self._fork_server.ended)
+        out, err = (Path(f"/proc/self/fd/{write}") for _, write in pipes)
+        more = {**environment, NAMESPACE: self.plan.namespace(member.number)}
+        with patch.dict(os.environ, PYTHONPATH=str(TESTS)):
+            os.environ.pop("PYTEST_CURRENT_TEST", None)  # processes with equal environments start faster
+            process = Process(start(command, out, err, more=more, module="support.process_faults"))
         member.processes.append(process)
         for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):
             os.close(write)
@@ -325,10 +263,6 @@ class ProcessNetwork:
 
     def _error(self, process: Process, line: str) -> None:
         process.errors.append(line)
-
-    def _notify(self) -> None:
-        with self.news:
-            self.news.notify_all()
 
     def signal(self, number: int, *members: Member) -> None:
         """Send a signal to members' processes."""
@@ -354,9 +288,12 @@ class ProcessNetwork:
 
     def wait(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
         """Wait until the logs make the condition true."""
+        until = time.monotonic() + patience
         with self.news:
-            if not self.news.wait_for(condition, patience):
-                raise AssertionError(f"waited {patience:g} s for {what}:\n{self.picture()}")
+            while not condition():
+                if time.monotonic() > until:
+                    raise AssertionError(f"waited {patience:g} s for {what}:\n{self.picture()}")
+                self.news.wait(0.05)  # the end of a process is no line
 
     def wait_round(self, round: int, *members: Member) -> None:
         """Wait until these members (or all that run) have ended this round or a later one."""

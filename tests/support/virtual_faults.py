@@ -182,7 +182,6 @@ def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
     net = VirtualNetwork(seed, rounds=rounds)
     repaced(net, seed)
     coins = net.coins
-    net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
@@ -211,7 +210,6 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     end = faulty + 2  # what strikes in the last faulty round is over by then
     net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
     repaced(net, seed)
-    net.signs = seed % 2 == 1
     net.outer = NesterovOuter() if seed % 3 == 0 else None
     for number in net.hostile:
         net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])

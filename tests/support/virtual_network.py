@@ -408,8 +408,6 @@ class Peer:
 
     def sees(self, member: int, t: int, model: Models) -> None:
         """A model came, signed; with it comes what its sender saw in the round before."""
-        if not self.net.signs:
-            return
         found = [
             self.witness.saw(self.members, member, t, signed(self.roster.keys[member], t, digest(model)))
         ]
@@ -507,7 +505,6 @@ class VirtualNetwork:
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
         self.linger = 0.0
-        self.signs = False
         self.outer: NesterovOuter | None = None
         self.trace: list[tuple[Any, ...]] = []
         self._rosters: dict[tuple[int, int, int], Roster] = {}

@@ -64,6 +64,16 @@ def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> N
     assert "rpel_unasked_rounds 5.0" in text
 
 
+def test_peer_warns_of_a_plan_that_promises_more_than_it_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = found(tmp_path, 4, soon=60.0, byzantine=1)
+    net.membership.replace(b_hat=0).save(tmp_path / "members.toml")
+    with caplog.at_level("WARNING", "rpel"), Node(net.configs[0]):
+        pass
+    assert "b_hat 0 has probability 0, below the confidence 0.99" in caplog.messages
+
+
 def test_peer_whose_model_nobody_had_for_five_rounds_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -194,9 +194,7 @@ def add(entries: list[Path], members: opt.Members = opt.MEMBERS, as_json: opt.Js
 
 
 def _say_cautions(m: "Membership") -> None:
-    from rpel.peer.ops.check import cautions
-
-    for caution in cautions(m):
+    for caution in m.cautions():
         terminal.say(f"note: {visible(caution)}")
 
 

@@ -10,6 +10,7 @@ members of one organisation count twice.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,6 +28,7 @@ from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.peer.config.timetable import Count, Pace, Seconds, Since1970, Timetable
+from rpel.planning.law import probability
 from rpel.rules.registry import built_in
 from rpel.text import count
 from rpel.types import ROBUST_RULE, WireName
@@ -228,6 +230,27 @@ class Membership(StrictRecord):
     @cached_property
     def _pins(self) -> dict[str, int]:
         return {member.fingerprint: number for number, member in enumerate(self.members)}
+
+    def cautions(self) -> Iterator[str]:
+        """Yield what should be known: shared organisations, a weak plan, certificates that end."""
+        for organisation, several in Counter(member.organisation for member in self.members).items():
+            if organisation and several > 1:
+                yield (
+                    f"{several} members belong to {organisation!r}: byzantine {self.byzantine} counts "
+                    f"members, so a hostile organisation would use up {several} of them"
+                )
+        p = probability(self.nodes, self.byzantine, self.pull, self.rounds, self.b_hat)
+        if p < self.confidence:
+            yield f"b_hat {self.b_hat} has probability {p:.6g}, below the confidence {self.confidence:g}"
+        last = self.timetable.begins + self.timetable.end(self.rounds)
+        ends = sorted((member.expires, member.id) for member in self.members if member.expires < last)
+        if ends:
+            end, first = ends[0]
+            when = f"that of {first!r} at {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC"
+            yield (
+                f"{count(len(ends), 'certificate')} will expire before the last round, {when}: "
+                "`rpel network rotate` brings in one that lasts longer"
+            )
 
     def check(self, where: str = "", draft: bool = False) -> Self:
         """Refuse values that do not fit together; a draft may lack members."""

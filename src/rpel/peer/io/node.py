@@ -234,6 +234,8 @@ class Node:
             log.info(
                 "%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when
             )
+            for caution in m.cautions():
+                log.warning("%s", caution)
 
     def stop(self) -> None:
         """End :meth:`live` from another thread, as soon as it waits for something."""

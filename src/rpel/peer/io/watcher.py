@@ -126,6 +126,8 @@ class MembershipWatcher:
     def _announce(self, coming: Membership) -> None:
         """Say what will happen, while there is time to do something about it."""
         log.info("membership %s takes effect at round %d", coming.hash[:12], coming.from_round)
+        for caution in coming.cautions():
+            log.warning("in the coming membership %s", caution)
         try:
             take(self._config, coming)
         except ValueError as error:

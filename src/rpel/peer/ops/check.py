@@ -7,10 +7,8 @@ other for the common initial model, which is as large as what travels in every r
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,6 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.io.client import Answer
 from rpel.peer.ops.watch import Observer
-from rpel.planning.law import probability
-from rpel.text import count
 from rpel.types import Health, Models, PullResult
 
 MARGIN = 2.0
@@ -208,31 +204,6 @@ def _verdict(observer: Observer, row: Models, offset: float | None) -> tuple[Hea
         )
         return Health.WRONG_CLOCK, sentence
     return Health.WELL, "well"
-
-
-# --- what members should know -------------------------------------------------------------------------------
-
-
-def cautions(m: Membership) -> Iterator[str]:
-    """Yield what is allowed but should be known: shared organisations, a weak plan, certificates that end."""
-    for organisation, several in Counter(member.organisation for member in m.members).items():
-        if organisation and several > 1:
-            yield (
-                f"{several} members belong to {organisation!r}: byzantine {m.byzantine} counts members, so a "
-                f"hostile organisation would use up {several} of them"
-            )
-    certain = probability(m.nodes, m.byzantine, m.pull, m.rounds, m.b_hat)
-    if certain < m.confidence:
-        yield f"b_hat {m.b_hat} has probability {certain:.6g}, below the confidence {m.confidence:g}"
-    last = m.timetable.begins + m.timetable.end(m.rounds)
-    ends = sorted((member.expires, member.id) for member in m.members if member.expires < last)
-    if ends:
-        end, first = ends[0]
-        when = f"that of {first!r} at {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC"
-        yield (
-            f"{count(len(ends), 'certificate')} will expire before the last round, {when}: "
-            "`rpel network rotate` brings in one that lasts longer"
-        )
 
 
 # --- a period -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rpel import certificates
 from rpel.peer.config.membership import Member, Membership, peer_url
 from rpel.peer.config.timetable import Pace
 from rpel.peer.ops.create import draft, stall_proof
+from support.commands import rpel
 
 PEMS = [certificates.create(f"peer-{i}")[1] for i in range(5)]
 SPARE = certificates.create("spare")[1]
@@ -267,6 +268,39 @@ def test_oversized_or_deeply_nested_membership_is_refused(tmp_path: Path, text: 
     (tmp_path / "members.toml").write_text(text)
     with pytest.raises(ValueError, match=r"is not TOML: .*(deeply|100 parts|digits)"):
         Membership.load(tmp_path / "members.toml")
+
+
+# --- cautions -----------------------------------------------------------------------------------------------
+
+
+def test_sound_membership_gives_no_cautions() -> None:
+    assert list(network(epoch=datetime.now(UTC).timestamp()).cautions()) == []
+
+
+def test_weak_plan_is_named_with_its_probability() -> None:
+    (caution,) = network(b_hat=0, epoch=datetime.now(UTC).timestamp()).cautions()
+    assert "b_hat 0 has probability 0," in caution
+    assert "0.99" in caution
+
+
+def test_certificates_that_end_before_the_last_round_are_named() -> None:
+    late = (datetime.now(UTC) + timedelta(days=824)).timestamp()
+    for n in (1, 4):
+        (caution,) = network(epoch=late, rounds=5000, members=network().members[:n]).cautions()
+        assert f"{n} certificate" in caution
+        assert "that of 'peer-" in caution
+
+
+def test_members_of_one_organisation_are_named_where_a_membership_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    m = network(epoch=datetime.now(UTC).timestamp())
+    path = tmp_path / "members.toml"
+    m.replace(members=tuple(member.replace(organisation="Trust") for member in m.members)).save(path)
+    _, err = rpel("network", "members", "--members", str(path), capsys=capsys)
+    assert "4 members" in err
+    assert "'Trust'" in err
+    assert "byzantine 1" in err
 
 
 # --- addresses ----------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Paced(Node):
     def sleep(self, until: float) -> None:
         self._together.sleep(until)
 
-    def _ask_clocks(self) -> list[float]:
+    def _ask_clocks(self) -> list[float | None]:
         """Until all tell: whoever slept here alone would have the others wait for it in the first round."""
         while len(offsets := super()._ask_clocks()) < NODES - 1:
             pass

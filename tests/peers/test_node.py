@@ -6,6 +6,7 @@ for six numbers.
 """
 
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -31,7 +32,7 @@ from rpel.peer.io.client import RemoteMember
 from rpel.peer.io.model_files import initial_body
 from rpel.peer.io.node import Node, Round, from_os
 from rpel.peer.io.store import Store
-from rpel.peer.io.watcher import MembershipWatcher
+from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher
 from rpel.rules import rule
 from rpel.types import Models, Outcome
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
@@ -426,11 +427,11 @@ def test_coming_membership_of_another_run_is_refused_once(
 ) -> None:
     files = found(tmp_path, 5, byzantine=1)
     now, news = files.membership, MembershipWatcher(files.configs[0])
-    assert news.due(now, round=9) is None
+    assert news.due(now, 9, 0.0) is None
     now.replace(run="another", from_round=2).save(tmp_path / "members.next.toml")
     with caplog.at_level("WARNING", "rpel"):
-        assert news.due(now, round=9) is None
-        assert news.due(now, round=10) is None
+        assert news.due(now, 9, 0.0) is None
+        assert news.due(now, 10, 0.0) is None
     assert caplog.text.count("is refused and the present one stays: its run is another") == 1
 
 
@@ -443,8 +444,8 @@ def test_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     new.save(tmp_path / "members.next.toml")
     news = MembershipWatcher(files.configs[3])
     with caplog.at_level("WARNING", "rpel"):
-        assert news.due(files.membership, round=6) is None
-        due = news.due(files.membership, round=7)
+        assert news.due(files.membership, 6, 0.0) is None
+        due = news.due(files.membership, 7, 0.0)
     assert due is not None
     assert due.hash == new.hash
     assert (
@@ -466,6 +467,70 @@ def test_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path
     paused.save(tmp_path / "members.next.toml")
     node = Node(files.configs[0])
     assert (node.now.membership.hash, node.clock.round(), node.clock.open_round()) == (paused.hash, 1, 2)
+
+
+def test_peer_that_missed_a_membership_finds_its_rounds_by_the_next(tmp_path: Path) -> None:
+    """It was down while round 5 brought a longer period and round 60 another change."""
+    files = found(tmp_path, 4, byzantine=1, soon=-1000.0, period=1.0, rounds=100)
+    old, config = files.membership, files.configs[0]
+    one = old.replace(rounds=200, from_round=5)
+    one = one.paced(old.timetable.changed(5, 10 * old.period, ""))
+    two = one.replace(from_round=60, confidence=0.98)
+    two.save(config.next_members)
+    position = one.timetable.start(70)
+    for held, due in ((lambda hash: False, None), (lambda hash: hash == two.hash, two)):
+        assert MembershipWatcher(config, held).due(old, 2000, position) == due
+    assert MembershipWatcher(config, lambda hash: True).due(old, 2000, one.timetable.start(59)) is None
+    assert not Node(config).over
+    config.state_dir.mkdir()
+    two.save(config.state_dir / IN_FORCE)
+    assert Node(config).now.membership == two
+
+
+def test_membership_with_another_beginning_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = found(tmp_path, 4)
+    other = files.membership.replace(epoch=files.membership.epoch + 7.0, from_round=2)
+    other.save(files.configs[0].next_members)
+    assert MembershipWatcher(files.configs[0], lambda hash: True).due(files.membership, 3, 100.0) is None
+    assert f"its round 1 begins at {other.epoch:.15g}" in caplog.text
+
+
+def test_peer_started_with_an_outdated_membership_takes_part_once_it_has_the_file(tmp_path: Path) -> None:
+    files = found(tmp_path, 4, rounds=400, period=PERIOD, soon=3.0, byzantine=1)
+    configs = [config.replace(next_members=tmp_path / config.id / "next.toml") for config in files.configs]
+    later = files.membership.replace(rounds=450, from_round=3)
+    for config in configs[:3]:
+        later.save(config.next_members)
+    running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(configs)]
+    refused, took_part = threading.Event(), threading.Event()
+    told = logging.Handler()
+    told.emit = lambda record: refused.set() if "refuse this peer" in record.getMessage() else None  # type: ignore[method-assign]
+    changed = threading.Barrier(4)
+
+    def visit(peer: Running, round: Round) -> bool:
+        if round.number == 3:
+            changed.wait(PATIENCE)
+        return False
+
+    def enter(peer: Running, round: Round) -> bool:
+        took_part.set()
+        return False
+
+    logging.getLogger("rpel").addHandler(told)
+    try:
+        with ended(running):
+            for peer in running[:3]:
+                peer.start(visit)
+            changed.wait(PATIENCE)
+            running[3].start(enter)
+            assert refused.wait(PATIENCE)
+            later.save(configs[3].next_members)  # where the log says
+            assert took_part.wait(PATIENCE)
+    finally:
+        logging.getLogger("rpel").removeHandler(told)
+    assert running[3].node.now.membership == later
 
 
 # --- starting -----------------------------------------------------------------------------------------------

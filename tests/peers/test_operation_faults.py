@@ -168,18 +168,20 @@ def test_membership_for_a_begun_round_is_refused_unless_others_hold_it(
     files = found(tmp_path, 4)
     later = announced(files, from_round=5)
     with caplog.at_level(logging.WARNING, "rpel"):
-        assert MembershipWatcher(files.configs[0]).due(files.membership, 8) is None
+        assert MembershipWatcher(files.configs[0]).due(files.membership, 8, 0.0) is None
     assert "this peer would be split off" in caplog.text
     assert (
-        MembershipWatcher(files.configs[0], held=lambda hash: hash == later.hash).due(files.membership, 8)
+        MembershipWatcher(files.configs[0], held=lambda hash: hash == later.hash).due(
+            files.membership, 8, 0.0
+        )
         == later
     )
-    assert MembershipWatcher(files.configs[0], force=True).due(files.membership, 8) == later
-    assert MembershipWatcher(files.configs[0]).due(files.membership, 8, at_start=True) == later
-    assert MembershipWatcher(files.configs[0]).due(files.membership, 5) == later
+    assert MembershipWatcher(files.configs[0], force=True).due(files.membership, 8, 0.0) == later
+    assert MembershipWatcher(files.configs[0]).due(files.membership, 8, 0.0, at_start=True) == later
+    assert MembershipWatcher(files.configs[0]).due(files.membership, 5, 0.0) == later
     early = MembershipWatcher(files.configs[0])
-    assert early.due(files.membership, 4) is None
-    assert early.due(files.membership, 6) == later  # it was there in time
+    assert early.due(files.membership, 4, 0.0) is None
+    assert early.due(files.membership, 6, 0.0) == later  # it was there in time
 
 
 def test_observer_that_begins_after_a_change_asks_by_the_new_membership(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_older_membership_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFi
     later = announced(files, from_round=5)
     announced(files, from_round=3)
     with caplog.at_level(logging.WARNING, "rpel"):
-        assert MembershipWatcher(files.configs[0]).due(later, 7) is None
+        assert MembershipWatcher(files.configs[0]).due(later, 7, 0.0) is None
     assert "its from_round is 3, and 5 is in force" in caplog.text
 
 

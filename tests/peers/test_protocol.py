@@ -560,7 +560,43 @@ def test_fewer_than_2b_clocks_do_not_begin_a_peer() -> None:
     net.cut(-10, 1000, lambda a, c: max(a, c) >= net.n - net.b + 1)
     net.run()
     assert all(peer.reports == [] for peer in net.peers)
-    assert set(net.peers[0].wanted[2:]) == {"AskClocks", "Sleep"}
+    assert set(net.peers[0].wanted[2:]) == {"AskClocks", "Sleep", "Enter"}
+
+
+def test_peer_with_an_outdated_membership_waits_for_its_file_and_takes_part() -> None:
+    """By the period that it knows the last round is over, and the others go on."""
+    net = VirtualNetwork(4, rounds=12)
+    net.repace(3, 4 * PERIOD, pause=0.0)
+    net.rotations.append((3, 1))
+    late = net.peers[0]
+    late.retired, late.newest_file = True, 2
+
+    def start() -> None:
+        late.retired = False
+        late.boot()
+
+    net.at(net.times.start(4), start)
+    net.at(net.times.start(8), lambda: setattr(late, "newest_file", 12))
+    net.run()
+    assert late.reports[0].round == 9  # it sits out round 8
+    assert net.outcomes(0)[-1] == "aggregated"
+    assert net.broken == []
+
+
+def test_peer_leaves_after_the_last_round_although_b_liars_hold_another_membership() -> None:
+    net = VirtualNetwork(4, rounds=2)
+    late = net.peers[0]
+    late.clock_offsets = lambda: [None] * net.b  # type: ignore[method-assign]
+    late.retired = True
+
+    def start() -> None:
+        late.retired = False
+        late.boot()
+
+    net.at(net.times.end(2) + 1, start)
+    net.run(until=net.times.end(2) + 3 * PERIOD)
+    assert late.left
+    assert late.reports == []
 
 
 def test_more_clocks_than_2b_are_waited_for_when_they_are_there() -> None:
@@ -575,10 +611,11 @@ def test_more_clocks_than_2b_are_waited_for_when_they_are_there() -> None:
     wrong_clock = wrong.clock_offsets
     calls: list[int] = []
 
-    def offsets() -> list[float]:
+    def offsets() -> list[float | None]:
         calls.append(len(calls))
         heard = wrong_clock()
-        return [0.9 * PERIOD] * 2 + [-0.9 * PERIOD] * 2 if len(calls) == 1 else heard
+        first: list[float | None] = [0.9 * PERIOD, 0.9 * PERIOD, -0.9 * PERIOD, -0.9 * PERIOD]
+        return first if len(calls) == 1 else heard
 
     wrong.clock_offsets = offsets  # type: ignore[method-assign]
     net.run(until=PERIOD)

@@ -165,6 +165,7 @@ class Peer:
         self.refused: str | None = None
         self.retired = False  # down for good
         self.left = False  # it has nothing more to do
+        self.newest_file = 10**9  # the last round whose membership it was given
         self.stops = 0  # because its own signature was shown to it
         self.proofs: list[Proof] = []  # on disk, so to say
 
@@ -179,16 +180,16 @@ class Peer:
         self.waiting: list[Callable[[], None]] = []
         self.bodies: dict[int, Models] = {}
         wall = self.net.now + self.wall_error
-        times = self.net.timetable(self.net.times.round(wall))
+        times = self.net.timetable(self.file_of(self.net.times.round(wall)))
         self.clock = RoundClock(times, wall=lambda: wall, ticks=self.ticks)
-        terms = self.net.terms(self, self.clock.round())
+        terms = self.net.terms(self, self.file_of(self.clock.round()))
         if terms is None:
             self.leave()
             return
         self.wants = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
         self.momentum, self.v = np.zeros((3, D)), None
         self.witness = Witness(last=max(self.disk.records, default=0))
-        self.join(self.net.roster(self.clock.round()))
+        self.join(self.net.roster(self.file_of(self.clock.round())))
         for proof in self.proofs:
             self.witness.restore(proof)
         self.go(None)
@@ -197,6 +198,10 @@ class Peer:
         """This membership is in force: with its number there, and as its witness sees it."""
         self.roster, self.place = roster, roster.ids.index(self.number)
         self.members = evidence.Roster(self.place, roster.keys, self.signed_by)
+
+    def file_of(self, t: int) -> int:
+        """A round with the membership that this peer takes for that of round t."""
+        return min(t, self.newest_file)
 
     def leave(self) -> None:
         """It is a member no longer."""
@@ -276,12 +281,12 @@ class Peer:
     def on_askclocks(self, want: Effect) -> None:
         self.later(0.05, self.go, self.clock_offsets())
 
-    def clock_offsets(self) -> list[float]:
-        """How far the clocks of those that answer are ahead."""
+    def clock_offsets(self) -> list[float | None]:
+        """How far the clocks of those that answer are ahead; None of those that hold another membership."""
         others = [p for p in self.net.peers if p.number != self.number]
         heard = [p for p in others if self.net.connected(self.number, p.number)]
         offsets = [
-            p.clock.position() - self.clock.position()
+            p.clock.position() - self.clock.position() if p.roster == self.roster else None
             for p in heard
             if p.up and self.net.now >= p.paused_until
         ]
@@ -292,13 +297,15 @@ class Peer:
         self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     def on_enter(self, want: protocol.Enter) -> None:
-        terms = self.net.terms(self, want.round)
+        # who has the files knows by them which round runs
+        t = self.file_of(max(want.round, self.net.times.round(self.clock.position())))
+        terms = self.net.terms(self, t)
         if terms is None:
             self.go(None)
             self.leave()
             return
-        self.join(self.net.roster(want.round))
-        self.clock.timetable = self.net.timetable(want.round)
+        self.join(self.net.roster(t))
+        self.clock.timetable = self.net.timetable(t)
         self.later(0.001, self.go, terms)
 
     def on_step(self, want: protocol.Step) -> None:

@@ -135,7 +135,8 @@ class Recall:
 
 @dataclass(frozen=True)
 class AskClocks:
-    """→ for each member that answered, how far its clock is ahead of this one."""
+    """→ for each member that answered, how far its clock is ahead of this one; None if it only said that it
+    holds another membership."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +270,10 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
         yield Publish(t, served=True)
     yield Publish(memory.last_round, served=False)
     began = clock.position()
-    clocks = yield from _agree(clock, terms)
-    if clocks is None:
+    agreed = yield from _agree(clock, terms)
+    if agreed is None:
         return
+    terms, clocks = agreed
     sat_out = _sat_out(clock)
     if 0 < clocks <= 2 * terms.byzantine:
         sat_out = max(sat_out, began + clock.period)
@@ -332,19 +334,31 @@ def _entered(t: int, state: State, clock: RoundClock) -> Generator[Effect, Any, 
     return t, entered
 
 
-def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None]:
-    """Wait until 2b members have told their clocks, and for more of them if they are there;
-    then take the median.
+def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, tuple[Terms, int] | None]:
+    """Wait until 2b members have told their clocks, and for more if they are there; then take the median.
 
-    Returns how many told; None: the last round is over, and after a whole period nobody is there any more.
+    Members that hold another membership tell nothing: this one may be outdated, so the driver looks for its
+    successor before each attempt.
+
+    Returns the terms and the number of clocks, or None if this peer is a member no longer, or if the last
+    round is over and after a whole period at most b members say that they hold another membership.
     """
     began = clock.position()
-    while len(offsets := (yield AskClocks())) < 2 * terms.byzantine:
-        if clock.round() > terms.rounds and clock.position() > began + clock.period:
+    while True:
+        told: list[float | None] = yield AskClocks()
+        offsets = [offset for offset in told if offset is not None]
+        if len(offsets) >= 2 * terms.byzantine:
+            break
+        over = clock.round() > terms.rounds and clock.position() > began + clock.period
+        if over and len(told) - len(offsets) <= terms.byzantine:
             return None
         yield Sleep(clock.position() + min(1.0, clock.period / 10))
+        entered: Terms | None = yield Enter(clock.round())
+        if entered is None:
+            return None
+        terms = entered
     while 0 < len(offsets) <= 2 * terms.byzantine:
-        more = yield AskClocks()
+        more = [offset for offset in (yield AskClocks()) if offset is not None]
         if len(more) > len(offsets):
             offsets = more
         elif clock.position() > -_AHEAD * clock.period:  # before the epoch there is time to wait for them
@@ -354,7 +368,7 @@ def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, int | None
     positions = [clock.position() + offset for offset in offsets]
     clock.adopt(offsets, terms.byzantine)
     _check_over(clock, terms, positions)
-    return len(offsets)
+    return terms, len(offsets)
 
 
 def _check_over(clock: RoundClock, terms: Terms, clocks: Sequence[float]) -> None:

@@ -130,6 +130,7 @@ class Client:
     async def clocks(self, now: Snapshot, deadline: float) -> dict[int, float]:
         """By member that answers by the deadline (the loop's time):
         how far its clock is ahead of this one."""
+        self.differing.clear()  # a member that held another membership may be gone by now
         offsets = await asyncio.gather(*(self.member(now, number).clock(deadline) for number in now.others))
         return {
             number: offset for number, offset in zip(now.others, offsets, strict=True) if offset is not None

@@ -122,6 +122,7 @@ class Node:
         another than the system's is for tests;
         ``force``: a membership that comes too late, or an older one, is taken all the same."""
         self.config, self._sampler, self.progress = config, sampler, progress
+        self._client: Client | None = None
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
         now = take(config, in_force(config, self._watcher))
         m = now.membership
@@ -130,7 +131,6 @@ class Node:
         self.service = PeerService(config, now, self.layout, self.clock)
         self.service.coming = lambda: self._watcher.announced(self.now.membership)
         self.metrics = self.service.metrics
-        self._client: Client | None = None
         self.said = Measured()
         """What a user's own loop has measured in the present round."""
         self._digest = ""
@@ -339,11 +339,14 @@ class Node:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do: the last round has ended,
-        here too or so long ago that all have left."""
-        m = self.now.membership
-        if self.clock.round() <= m.rounds:
+        here too or so long ago that all have left. An announced membership knows best when that is."""
+        m, position = (
+            self._watcher.announced(self.now.membership) or self.now.membership,
+            self.clock.position(),
+        )
+        if m.timetable.round(position) <= m.rounds:
             return False
-        left = self.clock.position() >= self.clock.end(m.rounds) + m.linger * m.period
+        left = position >= m.timetable.end(m.rounds) + m.linger * m.period
         return left or m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
 
     def _beginning(self, number: int) -> Round:
@@ -413,14 +416,15 @@ class Node:
             self._digest = wire.digest(self.layout, self._table[0])
         return replace(memory, record=record)
 
-    def _ask_clocks(self) -> list[float]:
-        m = self.now.membership
+    def _ask_clocks(self) -> list[float | None]:
+        m, client = self.now.membership, self._client
         offsets = self._background.call(self._pulls.clocks(self.now, min(_CLOCKS, m.period)))
         if len(offsets) >= 2 * m.byzantine:  # the protocol has all it needs to begin
             if self.service.unready and not self.service.blocked:
                 log.info("ready: %d members told their clocks", len(offsets))
             self.service.agreed()
-        return offsets
+        elsewhere = 0 if client is None else client.held_elsewhere(self.now).total()
+        return [*offsets, *[None] * elsewhere]
 
     def sleep(self, until: float) -> None:
         """Wait until this peer's clock has that position."""
@@ -429,7 +433,8 @@ class Node:
 
     def _enter(self, round: int) -> Terms | None:
         """The terms of this round; a membership that takes effect with it is put in force first."""
-        coming = self._watcher.due(self.now.membership, round, patience=self.clock.period / 20)
+        position, patience = self.clock.position(), self.clock.period / 20
+        coming = self._watcher.due(self.now.membership, round, position, patience)
         if coming is not None:
             if all(member.id != self.config.id for member in coming.members):
                 log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
+from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.evidence import FIXED
 from rpel.peer.io.snapshot import take
 
@@ -52,14 +53,26 @@ class MembershipWatcher:
             threading.Thread(target=self.prepare, args=(coming,), name="rpel-prepare", daemon=True).start()
 
     def due(
-        self, now: Membership, round: int, patience: float | None = None, at_start: bool = False
+        self,
+        now: Membership,
+        round: int,
+        position: float,
+        patience: float | None = None,
+        at_start: bool = False,
     ) -> Membership | None:
-        """The announced membership, if it takes effect at this round and is not yet in force.
+        """Return the announced membership, if it has taken effect by now and is not yet in force.
 
-        One that should have taken effect before is taken at the start of a peer,
-        and later if the others hold it.
-        ``patience``: seconds to wait for a file that takes long to read;
-        it counts from the round in which it is read.
+        One that should have taken effect before is taken at the start of a peer, and later if the others
+        hold it. One that gives other times to earlier rounds, because this peer missed a membership in
+        between, is taken if the others hold it.
+
+        Args:
+            now: the membership in force.
+            round: the round that runs, by the membership in force.
+            position: of this peer's clock.
+            patience: seconds to wait for a file that takes long to read; it counts from the round in which
+                it is read.
+            at_start: whether this peer starts.
         """
         self._look(now, round)
         if self._reading is not None:
@@ -69,16 +82,18 @@ class MembershipWatcher:
                     "%s takes long to read: the present membership stays for now", self._config.next_members
                 )
                 return None
-        coming = self._coming
-        if coming is None or coming.from_round > round or coming.hash == now.hash:
+        coming = self.announced(now)
+        if coming is None:
             return None
-        if (
-            coming.from_round < self._found_in
-            and not at_start
-            and not self._force
-            and not self._held(coming.hash)
-        ):
-            self._refuse(coming, round)
+        if moved := _moves_rounds(now, coming):
+            paces = coming.timetable.before(coming.from_round) or coming.timetable.paces[:1]
+            round = Timetable(paces).round(position)
+        if coming.from_round > round:
+            return None
+        late = moved or (coming.from_round < self._found_in and not at_start)
+        if late and not self._force and not self._held(coming.hash):
+            if not at_start:
+                self._refuse(coming, round)
             return None
         return coming
 
@@ -116,18 +131,25 @@ class MembershipWatcher:
             coming = _successor(now, Membership.load(self._config.next_members), self._force)
             self._coming = coming
             if coming.hash != now.hash:
-                self._announce(coming)
+                self._announce(now, coming)
                 self.make_ready()
         except Exception as error:  # whatever is in the file, it must not end this peer
             log.warning(
                 "the coming membership is refused and the present one stays: %s", error or repr(error)
             )
 
-    def _announce(self, coming: Membership) -> None:
+    def _announce(self, now: Membership, coming: Membership) -> None:
         """Say what will happen, while there is time to do something about it."""
         log.info("membership %s takes effect at round %d", coming.hash[:12], coming.from_round)
         for caution in coming.cautions():
             log.warning("in the coming membership %s", caution)
+        if _moves_rounds(now, coming):
+            log.warning(
+                "%s gives other times to rounds before round %d than the membership in force: this peer "
+                "missed a membership in between, or the file is wrong; it is taken when the others hold it",
+                self._config.next_members,
+                coming.from_round,
+            )
         try:
             take(self._config, coming)
         except ValueError as error:
@@ -146,13 +168,18 @@ def _successor(now: Membership, coming: Membership, force: bool = False) -> Memb
             raise ValueError(
                 f"its {key} is {getattr(coming, key)}, and a running network keeps {getattr(now, key)}"
             )
-    first = coming.from_round
-    if coming.timetable.before(first) != now.timetable.before(first):
+    if coming.timetable.begins != now.timetable.begins:
         raise ValueError(
-            f"it takes effect at round {first} and begins rounds before that one at other times: a running "
-            "network keeps them, and another period begins with from_round (see rpel network period)"
+            f"its round 1 begins at {coming.timetable.begins:.15g}, and a running network keeps "
+            f"{now.timetable.begins:.15g}"
         )
     return coming
+
+
+def _moves_rounds(now: Membership, coming: Membership) -> bool:
+    """Whether the coming membership gives other times to rounds before it takes effect."""
+    first = coming.from_round
+    return coming.timetable.before(first) != now.timetable.before(first)
 
 
 IN_FORCE = "members.toml"
@@ -173,8 +200,8 @@ def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
     if stored.exists():
         with suppress(ValueError):  # of another network, or older than members.toml, or damaged
             written = _successor(written, Membership.load(stored))
-    now = written.timetable.round(time.time() - written.timetable.begins)
-    due = watcher.due(written, now, at_start=True)
+    position = time.time() - written.timetable.begins
+    due = watcher.due(written, written.timetable.round(position), position, at_start=True)
     announced = watcher.announced(written)
     if (
         due is None

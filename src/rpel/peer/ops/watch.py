@@ -49,7 +49,9 @@ class Observer:
 
     def follow(self) -> None:
         """Take the membership that has come into force meanwhile; ValueError if this is no member of it."""
-        coming = self.watcher.due(self.now.membership, self.clock.round(), at_start=True)
+        coming = self.watcher.due(
+            self.now.membership, self.clock.round(), self.clock.position(), at_start=True
+        )
         if coming is not None:
             self.now, self.clock.timetable = take(self.config, coming), coming.timetable
             self.client.prune(self.now)

@@ -267,6 +267,9 @@ def _run_rows(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [(column(key).label, _measure(run, key)) for key in run["measures"]]
     if run.get("output_accuracy_mean") is not None:
         rows.append(("models kept", f"{ends(run, 'output_accuracy')}: each of a round drawn for its node"))
+    if run.get("diverged"):
+        honest = run["nodes"] - run["byzantine"]
+        rows.append(("diverged", f"{run['diverged']:,} of {honest:,} honest nodes: training has failed"))
     proof = run["certificate"]
     beyond = f"beyond the plan {times(proof['violations_total'])}: see certificate.json"
     planned = f"b_hat {run['b_hat']} of pull {run['pull']}, {percent(run['probability'])}"

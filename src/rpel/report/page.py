@@ -119,6 +119,9 @@ def _summary(collection: Collection, groups: Sequence[RunSet]) -> str:
             if violated
             else "the sampling of all stayed within the plan"
         )
+    diverged = sum(run.diverged > 0 for _, run in _each(groups))
+    if diverged:
+        parts.append(f"nodes have diverged in {diverged:,}")
     fragile = sum(group.runs[0].survival.robustness is Robustness.NONE for group in groups)
     if fragile:
         parts.append(f"the rule of {count(fragile, 'setting')} is not robust")
@@ -314,6 +317,8 @@ def _certificate(run: Run, label: str, anchor: str) -> dict[str, Any]:
     verdict = "sampling within the plan" if run.certificate.held else "sampling beyond the plan"
     if run.survival.robustness is Robustness.NONE:
         verdict += ", rule not robust"
+    if run.diverged:
+        verdict += f", {count(run.diverged, 'node')} diverged"
     return {
         "run": run,
         "label": label,

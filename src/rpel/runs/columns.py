@@ -94,9 +94,11 @@ DECLARED = (
         _DETAIL, -1, "d", "hostile/byzantine_max",
     ),
     Column("degraded", "honest nodes that could not aggregate", _ALL, _DETAIL, -1, "d", "hostile/degraded"),
-    Column("diverged", "honest nodes whose model is not finite; what overflowed is null", _ALL, _DETAIL, -1,
-        "d",
-           "diverged"),
+    Column(
+        "diverged", "honest nodes whose model is not finite, or whose test loss exceeds 1,000 times the "
+                    "initial one (or 1, if that is less); what overflowed is null",
+        _ALL, _DETAIL, -1, "d", "diverged",
+    ),
     Column(
         "attack_success_mean",
         "share of patched test images taken for the backdoor's target, mean over honest nodes", _SOMETIMES,

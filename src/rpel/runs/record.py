@@ -218,6 +218,11 @@ class Run(Finished):
         return float(sum(row[column] for row in self.history))
 
     @property
+    def diverged(self) -> int:
+        """The number of honest nodes that have diverged at the end."""
+        return self.final.get("diverged") or 0
+
+    @property
     def measures(self) -> tuple[str, ...]:
         """The columns it is judged by at its end."""
         return measures([self.final])
@@ -239,8 +244,8 @@ class Run(Finished):
 
     @property
     def well(self) -> bool:
-        """Whether the sampling stayed within a plan that applies, and the rule is not known to be fragile."""
-        sampled = self.certificate.held and self.certificate.guaranteed
+        """Whether the sampling stayed within a plan that applies, no node diverged and the rule is robust."""
+        sampled = self.certificate.held and self.certificate.guaranteed and not self.diverged
         return sampled and self.survival.robustness is not Robustness.NONE
 
     # --- its curves ---
@@ -323,7 +328,8 @@ class Run(Finished):
         mean, worst = (math.nan if value is None else value for value in ends(self.history.rows()))
         return (
             f"<Run of {self.spec.name}: {self.measure} {mean:.4f} mean, {worst:.4f} worst, "
-            f"after {len(self.history)} rounds; plan {held}; {self.path or 'not kept'}{stored}>"
+            f"after {len(self.history)} rounds{_diverged(self)}; plan {held}; "
+            f"{self.path or 'not kept'}{stored}>"
         )
 
 
@@ -424,8 +430,8 @@ class RunSet(Finished):
 
     @property
     def diverged(self) -> int:
-        """Honest nodes whose model is not finite at the end, the most of all seeds."""
-        return max(run.final.get("diverged") or 0 for run in self.runs)
+        """The number of honest nodes that have diverged at the end, the maximum over the seeds."""
+        return max(run.diverged for run in self.runs)
 
     @cached_property
     def nodes(self) -> dict[str, NDArray[Any]]:
@@ -515,7 +521,7 @@ class RunSet(Finished):
         common = {key: value for key, value in runs[0].items() if key not in of_one}
         means = {key: values[0] for key, values in over.items()}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
-        times = {"seconds": round(self.seconds, 3), "certificate": proof}
+        times = {"diverged": self.diverged, "seconds": round(self.seconds, 3), "certificate": proof}
         return common | means | times | where | {"intervals": intervals, "runs": runs}
 
     def to_pandas(self) -> Any:
@@ -527,7 +533,7 @@ class RunSet(Finished):
         mean, low, high = self.interval(f"{prefix(name)}_mean")
         return (
             f"<RunSet of {self.spec.name}: {len(self.runs)} seeds, {name} {mean:.4f} ({low:.4f} to "
-            f"{high:.4f})>"
+            f"{high:.4f}){_diverged(self)}>"
         )
 
 
@@ -538,6 +544,11 @@ Results = RunSet
 
 def _drawn(run: Run, title: str, followed: Floats) -> "Figure":
     return plots.accuracy(title, run.nodes["round"], followed, _label(run), run.more_is_better)
+
+
+def _diverged(run: Run | RunSet) -> str:
+    honest = run.spec.nodes - run.spec.byzantine
+    return f"; {run.diverged} of {honest} honest nodes have diverged" if run.diverged else ""
 
 
 def _label(run: Run) -> str:

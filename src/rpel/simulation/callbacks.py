@@ -180,6 +180,16 @@ class Rows:
             row["time"] = number(clock(info.round))
         if (budget := self.measure.simulation.budget) is not None:
             row["epsilon"] = budget.after(info.round)
+        if row["diverged"] and self.measure.simulation.workers.rank == 0:
+            self._warn_once(info.round, row)
+
+    def _warn_once(self, round: int, row: Row) -> None:
+        if not any(earlier["diverged"] for earlier in self.metrics.rows):
+            loss = "" if row["loss"] is None else f", mean test loss {row['loss']:.3g}"
+            log.warning(
+                "round %d: %d of %d honest nodes have diverged%s: try a smaller lr, or a rule that survives "
+                "the attack", round, row["diverged"], len(self.metrics.honest), loss,
+            )  # fmt: skip
 
 
 @dataclass

@@ -434,11 +434,11 @@ class Simulation:
         return found
 
     def evaluate_initial(self, subset: NDArray[np.int64] | None) -> dict[str, float]:
-        """Accuracy and metrics of the model that all nodes begin with; of their own data nothing is said."""
+        """What the model shows that all nodes begin with; of their own data nothing is said."""
         x, local = self.backend.array(self.task.initial()[None]), self.backend.array(self.task.local_state(1))
         measure = getattr(self.task, "measure", None)
         found = (
-            {"accuracy": self.task.evaluate(x, local, subset)[0]}
+            dict(zip(("accuracy", "loss"), self.task.evaluate(x, local, subset), strict=True))
             if measure is None
             else measure(x, local, subset)
         )

@@ -2,8 +2,7 @@
 and every node's accuracy when evaluated.
 
 Invariants: all but the rows goes into the checkpoint, and a row is written before the checkpoint that covers
-it, so a resumed run ends with the same metrics; a number that overflowed is null, and ``diverged`` counts the
-honest nodes whose model is not finite.
+it, so a resumed run ends with the same metrics; a number that overflowed is null.
 """
 
 import math
@@ -21,6 +20,9 @@ if TYPE_CHECKING:  # torch comes with it, and a folder is read without
     from rpel.simulation.evaluation import Evaluation
 
 _AHEAD = "record.ahead."
+_INITIAL_LOSS = "record.initial_loss"
+DIVERGED = 1000.0
+"""A node has diverged when its test loss exceeds the initial one, or 1 if that is less, by this factor."""
 
 
 class Metrics:
@@ -34,6 +36,7 @@ class Metrics:
             (rounds, len(honest)) if each == 1 else (rounds, each, len(honest)), dtype=np.int32
         )
         self.rows: list[Row] = []
+        self.initial_loss = math.nan
         self.eval_rounds: list[int] = []
         self.accuracies: list[NDArray[np.float64]] = []
         self.measured: dict[str, list[NDArray[np.float64]]] = {}
@@ -44,14 +47,21 @@ class Metrics:
         return len(self.rows)
 
     def begin(self, found: Mapping[str, float], names: Sequence[str] = ()) -> None:
-        """Take in accuracy and metrics of the common initial model, as round 0; names: of all metrics."""
+        """Take in what the common initial model shows, as round 0; names: of all metrics."""
         h = len(self.honest)
+        self.initial_loss = found["loss"]
         self.eval_rounds, self.accuracies = [0], [np.full(h, found["accuracy"])]
         self.measured = {name: [np.full(h, found.get(f"{METRIC}{name}", math.nan))] for name in names}
 
     def row(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
         """The row of a round: what was measured, its evaluation if there was one, bytes and time."""
-        return _row(info, shown, sent, seconds) | _metrics(shown, self.measured)
+        diverged = info.diverged if shown is None else max(info.diverged, self._diverged(shown))
+        return _row(info, shown, sent, seconds) | {"diverged": diverged} | _metrics(shown, self.measured)
+
+    def _diverged(self, shown: "Evaluation") -> int:
+        """The number of honest nodes whose test loss says that they diverged."""
+        limit = DIVERGED * max(self.initial_loss, 1.0)  # a loss may begin near 0, or below
+        return int(np.sum(~(shown.loss <= (limit if math.isfinite(limit) else math.inf))))
 
     def add(self, info: RoundInfo, shown: "Evaluation | None", row: Row) -> None:
         """Take in one round with its row."""
@@ -83,7 +93,8 @@ class Metrics:
             {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
         )
         return {
-            "record.counts": counts, **{f"record.{key}": values for key, values in nodes.items()},
+            "record.counts": counts, _INITIAL_LOSS: np.array(self.initial_loss),
+            **{f"record.{key}": values for key, values in nodes.items()},
             **{_AHEAD + key: np.asarray(value) for key, value in known.items()},
         }  # fmt: skip
 
@@ -92,7 +103,7 @@ class Metrics:
         returns what it says of a round ahead of them."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
-        self.rows = list(rows)
+        self.rows, self.initial_loss = list(rows), float(state[_INITIAL_LOSS])
         self.eval_rounds = [int(t) for t in state["record.round"]]
         self.accuracies = list(state["record.accuracy"])
         prefix = f"record.{METRIC}"
@@ -114,7 +125,7 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
         "bytes": sent,
     }
     row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded}
-    row |= {"diverged": info.diverged, "seconds": round(seconds, 6)}
+    row |= {"seconds": round(seconds, 6)}
     if shown is not None:
         # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
         values = {"accuracy_mean": shown.mean, "accuracy_worst": shown.worst, "accuracy_median": shown.median}

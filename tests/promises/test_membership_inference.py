@@ -44,10 +44,26 @@ def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
     assert "nothing speaks against it" in out
 
 
+def test_audit_says_beforehand_what_its_canaries_can_show(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["privacy", "attack", str(folder), "--points", "1", "--canaries", "40", "--delta"]
+    out, err = rpel(*words, "1e-4", "--json", capsys=capsys)
+    content = json.loads(out)
+    assert content["delta"] == 1e-4
+    assert content["most"] == pytest.approx(2.1, abs=0.1)
+    stated = json.loads((folder / "certificate.json").read_text())["privacy"]
+    assert content["stated"][-1] < stated["epsilon"]  # that of the run is at 1e-6
+    said = f"40 canaries can show an epsilon of at most {content["most"]:.2f}"
+    assert err.index(said) < err.index("watching")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--canaries 3", "3 canaries show nothing: the least is 20"),
+        ("--canaries 3", "3 canaries"),
+        ("--delta 0.05", "200 canaries show no epsilon at delta 0.05"),
+        ("--delta 2", "delta 2"),
         ("--shadows 3", "shadows 3 must be even, since they come in pairs: the nearest is 4"),
         ("--victim 7", "victim 7 is none of the 7 honest nodes: the last is 6"),
         ("--points 0", "a curve needs at least 1 point, not 0"),

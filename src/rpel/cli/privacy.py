@@ -27,8 +27,8 @@ def _privacy() -> None:
 @opt.described
 def attack(
     run: Path, victim: Annotated[int, Option(min=0)] = 0, canaries: int = 200, shadows: int = 0,
-    points: int = 12, seed: int = 0, without_clipping: bool = False, plot: opt.Plot = None,
-    as_json: opt.Json = False,
+    points: int = 12, seed: int = 0, delta: float | None = None, without_clipping: bool = False,
+    plot: opt.Plot = None, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Play a run again and guess, from half-steps that a member pulled, which examples the victim has.
 
@@ -48,6 +48,7 @@ def attack(
         shadows: Further runs for the likelihood ratio, an even number.
         points: Rounds at which the curves are drawn.
         seed: Of the coins.
+        delta: Of the audit, by default the run's.
         without_clipping: Break the run on purpose: the bound must then pass what is stated.
     """
     from rpel.config.spec import load_folder
@@ -65,7 +66,7 @@ def attack(
 
         findings = curious.attack(
             spec, victim=victim, canaries=canaries, shadows=shadows, points=points, seed=seed,
-            clipping=not without_clipping, progress=progress, download=shown.download,
+            delta=delta, clipping=not without_clipping, progress=progress, download=shown.download,
         )  # fmt: skip
     if plot is not None:
         save(curious.drawing(findings), plot)
@@ -98,18 +99,21 @@ def _cells(point: "Point", ratio: bool) -> list[str]:
 
 
 def _verdict(findings: "Findings") -> str:
-    sure = f"(delta {findings.delta:g}, {findings.confidence:.1%} sure)"
+    sure = f"(delta {findings.delta:g}, {findings.confidence:.0%} sure)"
     bound = f"epsilon is at least {findings.epsilon_low:.3f} {sure}"
     stated = findings.stated[-1]
     if stated is None or findings.holds is None:
         return f"{bound}; this run states none"
     if findings.holds:
         verdict = f"{bound}, and {stated:.3f} is stated: nothing speaks against it"
-        if findings.most < stated:
-            verdict += f"; {findings.canaries} canaries show at most {findings.most:.2f}"
+        if findings.most <= stated:
+            verdict += f"; {findings.canaries} canaries can show at most {findings.most:.2f}"
         if not findings.clipped:
-            verdict += ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE, try more canaries"
+            verdict += ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE"
         return verdict
     if findings.clipped:
-        return f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says"
+        return (
+            f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says; "
+            "repeat the audit with another --seed"
+        )
     return f"{bound}, more than the {stated:.3f} stated with clipping: so the audit finds what is broken"

@@ -16,6 +16,7 @@ same. The other meets it by the plan's draws, and knows its own model and its ow
 Invariant: coins are drawn for this and nothing else, and no guess looks at them.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,8 @@ from rpel.simulation.run import pinned, prepared
 from rpel.tasks import Classification
 from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers
+
+log = logging.getLogger("rpel")
 
 EVERY, DRAWN = "every round", "by draws"
 DELTA = 1e-5
@@ -89,18 +92,16 @@ class Findings:
 
     @property
     def epsilon_low(self) -> float:
-        """The larger bound of both members after the last round."""
-        return max(points[-1].epsilon_low for points in self.curves.values())
+        """The bound of the member that sees every round, after the last one.
+
+        The confidence is that of one bound, so the verdict rests on one, chosen beforehand.
+        """
+        return self.curves[EVERY][-1].epsilon_low
 
     @property
     def holds(self) -> bool | None:
-        """Whether no bound, in any round, exceeds what is stated for it; None where nothing is stated."""
-        pairs = [
-            (p.epsilon_low, e)
-            for points in self.curves.values()
-            for p, e in zip(points, self.stated, strict=True)
-        ]
-        return None if None in self.stated else all(e is not None and low <= e for low, e in pairs)
+        """Whether that bound is at most what is stated; None where nothing is stated."""
+        return None if self.stated[-1] is None else self.epsilon_low <= self.stated[-1]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -116,6 +117,7 @@ def attack(
     shadows: int = 0,
     points: int = 12,
     clipping: bool = True,
+    delta: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     download: Download | None = None,
@@ -124,16 +126,17 @@ def attack(
 
     victim: its number among the honest nodes; the first if left out. shadows: further runs for the likelihood
     ratio, an even number. points: rounds at which the curves are drawn. clipping=False breaks the mechanism
-    on purpose: the bound must then exceed what is stated, or the audit proves nothing. seed: of the coins.
+    on purpose: the bound must then exceed what is stated, or the audit proves nothing. delta: of the audit;
+    the run's if left out. seed: of the coins.
     """
     if canaries < 20:
-        raise ValueError(
-            f"{canaries} canaries show nothing: the least is 20, and 200 show an epsilon up to 3"
-        )
+        raise ValueError(f"{canaries} canaries are too few to show anything: use 20 or more, 200 by default")
     if shadows % 2 or shadows < 0:
         raise ValueError(
             f"shadows {shadows} must be even, since they come in pairs: the nearest is {shadows + 1}"
         )
+    if delta is not None and not 0 < delta < 1:
+        raise ValueError(f"delta {delta:g} is not a probability between 0 and 1")
     if points < 1:
         raise ValueError(f"a curve needs at least 1 point, not {points}")
     resolved, inputs = prepared(spec, own or Objects(), loader(download))
@@ -143,7 +146,7 @@ def attack(
         )
     with pinned(resolved.threads), one_torch_thread():
         stage = _Stage(resolved, inputs, canaries, seed, victim, clipping)
-        return stage.findings(shadows, points, progress or (lambda what, t, rounds: None))
+        return stage.findings(shadows, points, delta, progress or (lambda what, t, rounds: None))
 
 
 def drawing(findings: Findings) -> Any:
@@ -170,7 +173,7 @@ def drawing(findings: Findings) -> Any:
     ]
     if stated:
         second.plot(*zip(*stated, strict=True), color=plots.COLOURS[6], label="stated by the accountant")
-    second.set(xlabel="round", ylabel=f"ε, at least ({findings.confidence:.1%} sure)", ylim=(0, None))
+    second.set(xlabel="round", ylabel=f"ε, at least ({findings.confidence:.0%} sure)", ylim=(0, None))
     for axes in (first, second):
         axes.legend(frameon=False, fontsize="small")
     return figure
@@ -256,29 +259,30 @@ class _Stage:
         self.dataset = with_canaries(task.examples.dataset, canaries, seed)
         self.planted = np.arange(task.examples.dataset.size, self.dataset.size)
 
-    def findings(self, shadows: int, points: int, progress: Progress) -> Findings:
+    def findings(self, shadows: int, points: int, delta: float | None, progress: Progress) -> Findings:
         """Play, guess, and say what was found."""
         coins = stream(self.seed, "curious")
         play = _Play(coins.random(len(self.own)) < 0.5, coins.random(len(self.planted)) < 0.5, self.spec.seed)
         simulation, task = self._simulation(play)
         last = self.spec.rounds if simulation.budget is None else simulation.budget.affordable
         rounds = [-(-last * i // min(points, last)) for i in range(1, min(points, last) + 1)]
+        budget = simulation.budget
+        delta = delta or (DELTA if budget is None else budget.delta)
+        rate = 0.0 if budget is None else float(budget.rates[self.place])
+        stated = [None if budget is None else replace(budget, delta=delta).of(rate, t) for t in rounds]
+        most = _most(len(self.planted), delta, stated[-1])
         notes = self._watched(simulation, task, play, rounds, progress)
         ratios = self._ratios(notes, shadows, progress)
-        budget = simulation.budget
-        delta = DELTA if budget is None else budget.delta
         curves = {
             name: [self._point(one, play, delta, ratios.get((name, i))) for i, one in enumerate(note.points)]
             for name, note in notes.items()
         }
-        rate = 0.0 if budget is None else float(budget.rates[self.place])
-        stated = [None if budget is None else budget.of(rate, t) for t in rounds]
         ids = simulation.roster.honest_ids(1) if not simulation.everybody else np.arange(self.spec.nodes)
         return Findings(
             victim=int(ids[self.row]), member=int(ids[self.member]), examples=len(self.own),
             included=int(play.examples.sum()), canaries=len(self.planted), clipped=self.clipping,
             shadows=shadows, confidence=inference.CONFIDENCE, delta=delta,
-            most=inference.most(len(self.planted), delta), stated=stated, curves=curves,
+            most=most, stated=stated, curves=curves,
         )  # fmt: skip
 
     def _simulation(self, play: _Play) -> tuple[Simulation, Classification]:
@@ -412,6 +416,23 @@ class _Stage:
             for i, (_, _, last, lost, _) in enumerate(one.points)
             if lost is not None
         }
+
+
+def _most(canaries: int, delta: float, stated: float | None) -> float:
+    """Return the largest bound that the audit can show, after saying whether that is enough."""
+    most = inference.most(canaries, delta)
+    sure = f"at delta {delta:g} ({inference.CONFIDENCE:.0%} sure)"
+    enough = inference.canaries_for(stated or 0.0, delta)
+    more = f"use {enough}" if enough else "no number of canaries can; audit a run that states less"
+    if not most:
+        raise ValueError(f"{canaries} canaries show no epsilon {sure}: use a smaller delta, such as 1e-5")
+    log.info("%d canaries can show an epsilon of at most %.2f %s", canaries, most, sure)
+    if stated is not None and most <= stated:
+        log.warning(
+            "this run states an epsilon of %.3g: %d canaries cannot show more, whatever is wrong with it: %s",
+            stated, canaries, more,
+        )  # fmt: skip
+    return most
 
 
 def _unclipped(simulation: Simulation) -> None:

@@ -54,7 +54,7 @@ def test_audit_says_beforehand_what_its_canaries_can_show(
     assert content["most"] == pytest.approx(2.1, abs=0.1)
     stated = json.loads((folder / "certificate.json").read_text())["privacy"]
     assert content["stated"][-1] < stated["epsilon"]  # that of the run is at 1e-6
-    said = f"40 canaries can show an epsilon of at most {content["most"]:.2f}"
+    said = f"40 canaries can show an epsilon of at most {content['most']:.2f}"
     assert err.index(said) < err.index("watching")
 
 

@@ -112,8 +112,5 @@ def _verdict(findings: "Findings") -> str:
             verdict += ": WITHOUT CLIPPING THE AUDIT SHOULD HAVE SHOWN MORE"
         return verdict
     if findings.clipped:
-        return (
-            f"{bound}, MORE THAN THE {stated:.3f} THAT IS STATED: this run is not as private as it says; "
-            "repeat the audit with another --seed"
-        )
+        return f"{bound}, MORE THAN THE {stated:.3f} STATED: not as private as it says, if --seed 1 agrees"
     return f"{bound}, more than the {stated:.3f} stated with clipping: so the audit finds what is broken"

@@ -420,9 +420,8 @@ class _Stage:
 
 def _most(canaries: int, delta: float, stated: float | None) -> float:
     """Return the largest bound that the audit can show, after saying whether that is enough."""
-    most = inference.most(canaries, delta)
+    most, enough = inference.most(canaries, delta), inference.canaries_for(stated or 0.0, delta)
     sure = f"at delta {delta:g} ({inference.CONFIDENCE:.0%} sure)"
-    enough = inference.canaries_for(stated or 0.0, delta)
     more = f"use {enough}" if enough else "no number of canaries can; audit a run that states less"
     if not most:
         raise ValueError(f"{canaries} canaries show no epsilon {sure}: use a smaller delta, such as 1e-5")

@@ -34,12 +34,15 @@ def lines_of(member: Member, round: int) -> list[str]:
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessNetwork, list[int], str]]:
     """A peer that could write nothing in some of its rounds: the network, those rounds,
     and what /readyz said."""
-    with ProcessNetwork(tmp_path_factory.mktemp("full"), alone()) as net:
+    plan = alone(hyperparameters={"d": 4000, "lr": 0.1})
+    with ProcessNetwork(tmp_path_factory.mktemp("full"), plan) as net:
         peer = net.members[0]
         net.start(peer)
         net.wait(lambda: bool(peer.lines) or peer.ended, "the first round")
+        # room for a part of the next line of the audit log, and for no half-step
+        size = (peer.folder / "state" / "audit.jsonl").stat().st_size + 40
         most = resource.prlimit(peer.process.pid, resource.RLIMIT_FSIZE)[1]
-        resource.prlimit(peer.process.pid, resource.RLIMIT_FSIZE, (0, most))
+        resource.prlimit(peer.process.pid, resource.RLIMIT_FSIZE, (size, most))
         before = peer.last
         net.wait_round(before + 3, peer)
         said = net.page(peer, "/readyz")[1]

@@ -1,61 +1,13 @@
-"""How a peer ends: when it is told to, caught up after the last round, or with the error of its task."""
+"""How a peer ends: caught up after the last round, or with the error of its own task."""
 
-import os
-import signal
-import socket
-import socketserver
-import struct
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.plain_member import PlainMember
-from support.process_network import Member, Plan, ProcessNetwork, alone
+from support.process_network import Plan, ProcessNetwork, alone
 
 pytestmark = pytest.mark.integration
-
-
-@contextmanager
-def resetting(net: ProcessNetwork, *members: Member) -> Iterator[list[int]]:
-    """At these members' addresses every connection is reset as soon as it is made; yields one entry each."""
-    resets: list[int] = []
-
-    class Reset(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.request.close()
-            with net.news:
-                resets.append(1)
-                net.news.notify_all()
-
-    with ExitStack() as opened:
-        for member in members:
-            host, _, port = net.listen(member.number).rpartition(":")
-            server = opened.enter_context(socketserver.TCPServer((host, int(port)), Reset))
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-            thread.start()
-            opened.callback(thread.join)
-            opened.callback(server.shutdown)
-        yield resets
-
-
-def test_reset_connections_leak_no_descriptors_and_sigterm_ends_the_peer(tmp_path: Path) -> None:
-    with ProcessNetwork(tmp_path, alone()) as net, resetting(net, *net.members[1:]) as resets:
-        peer = net.members[0]
-        net.start(peer)
-
-        def descriptors_after(connections: int) -> int:
-            net.wait(lambda: len(resets) >= connections or peer.ended, "connections")
-            return len(os.listdir(f"/proc/{peer.process.pid}/fd"))
-
-        early, later = descriptors_after(10), descriptors_after(40)
-        net.signal(signal.SIGTERM, peer)
-        net.wait(lambda: peer.ended, "its end")
-        assert later <= early + 10
-        assert peer.process.status == 0
 
 
 @pytest.mark.xfail(strict=True, reason="B15: it asks for round T + 1, which does not exist [issue 49]")

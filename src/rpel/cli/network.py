@@ -1,4 +1,4 @@
-"""``rpel network``: found a network of real peers, add its members, check it, see one at work."""
+"""``rpel network``: make a network of real peers, add its members, check it, see one at work."""
 
 import asyncio
 import tempfile
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 app = typer.Typer(
     name="network",
-    help="Networks of real peers: found one, add its members, check it, see one at work.",
+    help="Networks of real peers: make one, add its members, check it, see one at work.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -1,2 +1,1 @@
-"""Networks of real peers as their operators see them: founding one, checking it, watching it,
-showing it off."""
+"""Networks of real peers as operators use them: make, join, change, check, watch, rehearse and attack one."""

@@ -8,19 +8,39 @@ import pytest
 
 from support.commands import rpel
 from support.plain_member import PlainMember, ask
-from support.process_network import Member, ProcessNetwork, alone
+from support.process_network import Member, Plan, ProcessNetwork, alone
 
 pytestmark = pytest.mark.integration
 
 
-def change(net: ProcessNetwork, capsys: pytest.CaptureFixture[str], *arguments: str, member: Member) -> int:
-    """Announce a change by a command and give the file to this member; returns its round."""
+def change(
+    net: ProcessNetwork, capsys: pytest.CaptureFixture[str], members: list[Member], *arguments: str
+) -> int:
+    """Announce a change by a command and give the file to these members; returns its round."""
     m = net.membership
     soon = int((time.time() - m.epoch) / m.period) + 6
     files = ("--from-round", str(soon), "--members", str(net.folder / "members.toml"))
     rpel("network", *arguments, *files, capsys=capsys)
-    shutil.copy(net.folder / "members.next.toml", member.folder)
+    for member in members:
+        shutil.copy(net.folder / "members.next.toml", member.folder)
     return soon
+
+
+def test_member_that_was_down_during_two_changes_takes_part_with_the_newest_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=1, period=0.6, deadline=0.4, start=1.5)) as net:
+        up, down = net.members[:3], net.members[3]
+        net.start(*up)
+        net.wait_round(1, *up)
+        first = change(net, capsys, up, "plan", "--rounds", "90000")
+        net.wait_round(first, *up)
+        second = change(net, capsys, net.members, "plan", "--rounds", "80000")
+        net.start(down)
+        net.wait_round(second, *up)
+        net.wait_aggregated()
+        assert down.rounds[0] >= second
+        assert down.processes == [down.process]
 
 
 @pytest.mark.xfail(strict=True, reason="B3: the limit stays what it was at the start [issue 49]")
@@ -38,7 +58,7 @@ def test_longer_period_gives_readers_more_time_for_a_body(
         net.start(peer)
         net.wait(lambda: bool(peer.lines) or peer.ended, "the first round")
         # longer than the old deadline and the five seconds that a reader has beyond it
-        first = change(net, capsys, "period", "8", member=peer)
+        first = change(net, capsys, [peer], "period", "8")
         net.put_in_force(net.folder / "members.next.toml")
         net.wait(lambda: peer.last >= first or peer.ended, "the longer rounds")
         with ask(net, other, peer, "/v1/init") as response:
@@ -54,7 +74,7 @@ def test_member_that_leaves_as_agreed_ends_with_status_0(
         leaving = net.members[2]
         net.start(leaving)
         net.wait(lambda: bool(leaving.lines) or leaving.ended, "the first round")
-        last = change(net, capsys, "leave", leaving.id, member=leaving) - 1
+        last = change(net, capsys, [leaving], "leave", leaving.id) - 1
         net.wait(lambda: leaving.ended, "its end")
         assert leaving.last == last
         assert leaving.process.status == 0

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel.backend.pool import set_threads, threads
+from rpel.backend.torch import Torch
 from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
@@ -25,8 +26,10 @@ from rpel.tasks import Classification, Objective, Trigger
 from rpel.tasks.autograd import AutogradEngine
 from rpel.tasks.blocks import Blocks, with_blocks
 from rpel.tasks.convolution import ConvolutionEngine
+from rpel.tasks.device import DeviceTask
 from rpel.tasks.dropout import Dropout, dropout_mask
 from rpel.tasks.linear import LinearEngine, recognise
+from rpel.tasks.private import PrivateGradients
 from rpel.tasks.vmap import VmapEngine
 from rpel.tasks.winograd import with_winograd
 
@@ -457,6 +460,20 @@ def test_images_are_varied_in_training_only_and_by_coordinates() -> None:
     )
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_images_are_varied_anew_in_every_round_and_local_step(private: bool) -> None:
+    """Each node has one image, so two gradients at one model differ by its variation alone."""
+    varied = replace(dataset((3, 8, 8)), augment="crop-flip")
+    for data, count in ((varied, 4), (dataset((3, 8, 8)), 1)):
+        module = build("L(4)-S", (3, 8, 8), kernel=1, padding=0, seed=3)
+        t = Classification(data, [np.array([i]) for i in range(8)], module, batch_size=1, seed=1)
+        of = PrivateGradients(t, math.inf) if private else t
+        x = np.tile(t.initial(), (8, 1))
+        steps = [(1, 0), (1, 1), (1, 2), (2, 0)]
+        gradients = [of.gradient(x, t.local_state(8), np.arange(8), round, k)[0] for round, k in steps]
+        assert len({g.tobytes() for g in gradients}) == count
+
+
 def test_numbers_other_than_bytes_are_taken_as_given() -> None:
     x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
     data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
@@ -571,11 +588,13 @@ def test_task_accepts_any_loss() -> None:
     assert t.evaluate(x, local)[1][2] == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
+@pytest.mark.parametrize("block", [250, 20], ids=["one block", "a short last block"])
 @pytest.mark.parametrize("name", ["mnist", "linear"])
-def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) -> None:
+def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str, block: int) -> None:
     data = dataset(NETWORKS[name][1])
     shards = [np.arange(5), np.arange(5, 30), np.arange(30, 90)]
     t = task(name, shards=shards, flipped=[3])
+    t.engine.block = block
     x = models(t, 2)
     g = t.full_gradient(x, t.local_state(2))
     for i in range(2):
@@ -589,6 +608,17 @@ def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str) -> N
             for s in shards
         ]
         assert relative(g[i], np.mean(parts, axis=0)) < 1e-5
+
+
+def test_full_gradient_on_a_device_is_that_on_the_host() -> None:
+    data, arrays = dataset(NETWORKS["linear"][1]), Torch("cpu")
+    shards = [np.arange(5), np.arange(5, 30), np.arange(30, 90)]
+    host = task("linear", shards=shards)
+    device = DeviceTask(arrays, data, shards, network("linear"), batch_size=BATCH, seed=1)
+    device.engine.block = 20  # the last block of a node is shorter
+    x, local = models(host, 2), host.local_state(2)
+    g = device.full_gradient(torch.from_numpy(x), torch.from_numpy(local))
+    assert relative(arrays.host(g), host.full_gradient(x, local)) < 1e-5
 
 
 def test_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:

@@ -121,6 +121,18 @@ def test_unet_learns_a_class_for_each_pixel() -> None:
     assert result.final["metric.foreground_mean"] > 0.8
 
 
+def test_accuracy_of_masks_is_the_share_of_all_pixels_that_are_right() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    result = simulate(made(Unet), (x, y), (x, y), **{**FEW, "rounds": 1})
+    with torch.no_grad():
+        shares = [
+            (result.model(i)(torch.from_numpy(x)).argmax(1) == torch.from_numpy(y)).double().mean().item()
+            for i in range(len(result.models))
+        ]
+    assert result.nodes["accuracy"][-1] == pytest.approx(shares)
+
+
 def test_regression_reports_metrics_and_no_accuracy() -> None:
     x = np.random.default_rng(0).normal(size=(200, 3))
     y = x @ [1.0, -2.0, 0.5]

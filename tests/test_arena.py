@@ -57,6 +57,13 @@ def test_arena_ranks_by_worst_case_and_not_by_average() -> None:
     assert second.sure == ""
 
 
+def test_arena_names_the_attack_of_the_worst_case_of_each_seed() -> None:
+    standings = played({"mean": {"alie": [0.5, 0.9, 0.5], "foe": [0.7, 0.4, 0.9]}}, ["alie", "foe"])
+    (rank,) = standings.ranking()
+    assert list(rank.cases.values()) == [0.5, 0.4, 0.5]
+    assert rank.attack == "alie, foe, alie"
+
+
 def test_arena_rank_certainty_depends_on_the_seeds() -> None:
     close = played({"mean": {"foe": [0.5, 0.4, 0.6]}, "median": {"foe": [0.6, 0.39, 0.61]}}, ["foe"])
     assert "ahead in 2 of 3 seeds, not sure" in close.ranking()[0].sure

@@ -205,8 +205,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Rank:
-    """A contestant's place: its worst case over attacks by seed,
-    and its leads over the next in the seeds of both."""
+    """A contestant's place: its worst case over attacks by seed, and its leads over the next by seed.
+
+    ``attack`` is that of the worst case; where it differs between seeds, one for each in their order.
+    """
 
     contestant: Contestant
     cases: dict[int, float]
@@ -268,8 +270,9 @@ class Standings:
         there = [s for s in mine if s.ends]
         seeds = sorted(set.intersection(*(set(s.ends) for s in there))) if there else []
         cases = {seed: min(s.ends[seed][1] for s in there) for seed in seeds}
-        hardest = min(there, key=lambda s: s.number("worst") or 0.0).opponent.label if there else ""
-        return Rank(one, cases, hardest, len(mine) - len(there), max((s.bytes for s in there), default=0))
+        hardest = [min(there, key=lambda s: s.ends[seed][1]).opponent.label for seed in seeds]
+        attack = ", ".join(hardest if len(set(hardest)) > 1 else hardest[:1])
+        return Rank(one, cases, attack, len(mine) - len(there), max((s.bytes for s in there), default=0))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON: a cell for each contestant and attack, and the ranking."""

@@ -55,7 +55,9 @@ def status(net: ProcessNetwork, line: SlowLine, capsys: pytest.CaptureFixture[st
             members.enter_context(PlainMember(net, member, line))
         settings = ("--config", str(net.members[0].config), "--step-seconds", "0", "--json")
         out, _ = rpel(*STATUS, *settings, capsys=capsys, code=code)
-    return float(json.loads(out)["suggested_period"])
+    found = json.loads(out)
+    assert [member["well"] for member in found["members"]] == [True] * 3
+    return float(found["suggested_period"])
 
 
 def test_status_of_a_network_with_time_enough_is_0(

@@ -67,7 +67,8 @@ def test_slow_answers_do_not_set_a_clock_back(tmp_path: Path) -> None:
             opened.enter_context(member)
         peer = net.members[0]
         net.start(peer)
-        members[0].wait(lambda paths: any("/v1/model/" in path for path in paths), "the first round")
+        asked = members[0].requests
+        members[0].wait(lambda: any("/v1/model/" in path for path in asked), "the first round")
         before = members[0].position()
         with ask(net, net.members[1], peer, "/v1/clock") as response:
             told = json.loads(response.read())["position"]

@@ -117,10 +117,10 @@ class PlainMember:
         clock = {"RPEL-Position": f"{self.position() + ahead:.6f}", "RPEL-Waited": "0"}
         return 200, body, headers | clock | {"RPEL-Signature": signature}
 
-    def wait(self, condition: Callable[[list[str]], bool], what: str) -> None:
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until the requests make the condition true."""
         with self._news:
-            assert self._news.wait_for(lambda: condition(self.requests), PATIENCE), f"waited for {what}"
+            assert self._news.wait_for(condition, PATIENCE), f"waited for {what}"
 
 
 @contextmanager

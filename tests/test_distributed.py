@@ -153,17 +153,6 @@ def test_shards_are_whole_units_and_cover_all_rows() -> None:
 
 # --- the command --------------------------------------------------------------------------------------------
 
-LONG = SMALL | {
-    "nodes": 9, "pull": 6, "batch_size": 2000, "rounds": 120, "name": "quickstart", "eval_every": 60,
-    "checkpoint_every": 10,
-}  # fmt: skip
-FLAGS = [
-    part
-    for key, value in LONG.items()
-    if key != "name"
-    for part in (f"--{key.replace('_', '-')}", str(value))
-]
-
 
 def test_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "_JOINING", timedelta(milliseconds=10))

@@ -9,27 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rpel
 from rpel import testing
-from rpel.attacks import ATTACKS
 from rpel.attacks.registry import about as about_attacks
 from rpel.rules.base import Group, Rule
 from rpel.rules.registry import about as about_rules
 from support.paths import ROOT
-from support.rule_cases import CASES
-
-
-def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
-    zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
-    return (
-        zero
-        or name.startswith(("clipping", "arc", "balance"))
-        or (name == "cge" and "center" not in parameters)
-    )
-
-
-RULES = [(name, {**p, "m": m, "moves": not measures_from_the_origin(name, p)}) for name, p, m, _ in CASES]
-FORGING = [name for name in ATTACKS if not rpel.attack(name).trains]
 
 
 class Broken(Rule):

@@ -11,27 +11,6 @@ from numpy.typing import NDArray
 import rpel
 
 Array = NDArray[Any]
-FORGING: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("sf", {}),
-    ("foe", {}),
-    ("foe", {"zeta": 1.1}),
-    ("ipm", {}),
-    ("alie", {}),
-    ("alie", {"z": 0.3}),
-    ("alie", {"z": "max"}),
-    ("dissensus", {}),
-    ("mimic", {"epsilon": 2}),
-    ("mimic", {"epsilon": 5}),  # more than some victims have peers: counted around among those they have
-    ("strongest", {"of": "alie"}),
-    ("strongest", {"of": "foe"}),
-    ("strongest", {"of": "ipm"}),
-    ("strongest", {"of": "dissensus"}),
-    ("strongest", {"of": "min_max"}),
-    ("strongest", {"of": ["alie", "foe", "min_sum"]}),
-    *[(name, {"direction": p}) for name in ("min_max", "min_sum") for p in ("std", "unit", "sign")],
-]
-IDS = [f"{name}-{i}" for i, (name, _) in enumerate(FORGING)]
 
 
 @given(st.integers(1, 12), st.integers(0, 10**6))

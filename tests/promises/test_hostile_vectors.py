@@ -24,8 +24,6 @@ def measures_lengths(name: str, parameters: dict[str, Any]) -> bool:
 ROBUST = [case for case in CASES if case[3] > 0]
 NEAR = [case for case in ROBUST if not measures_lengths(*case[:2])]
 NEAR_IDS = [i for i, c in zip(IDS, CASES, strict=True) if c in NEAR]
-WITH_KAPPA = [case for case in ROBUST if rpel.rule(case[0], **case[1]).kappa(case[2]) is not None]
-OTHERS = [case for case in ROBUST if case not in WITH_KAPPA]
 HOSTILE = {
     "nan": np.nan,
     "inf": np.inf,

@@ -11,12 +11,6 @@ from dp_accounting import pld
 import rpel as package
 from support.commands import loads_none_of, rpel
 
-SETTINGS = [
-    (noise, batch, examples, steps, delta)
-    for noise, steps in ((1.3, 45), (2.5, 9), (3.0, 200), (4.0, 90), (8.0, 900))
-    for batch, examples, delta in ((31, 310, 1e-4), (25, 1400, 1e-5), (8, 800, 1e-6), (20, 40, 1e-3))
-]
-
 
 def direct(noise: float, rate: float, steps: int, delta: float) -> float:
     """ε by a direct call of dp-accounting."""

@@ -12,29 +12,11 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import rules as A
-from support.rule_cases import CASES, GRAPH_RULES, IDS, OWN, SHUFFLED, cloud
+from support.rule_cases import CASES, GRAPH_RULES, IDS, SHUFFLED, cloud
 
 Array = NDArray[Any]
 DEALT_ALIKE = [case for case in CASES if not case[0].startswith(SHUFFLED)]
 """All but the rules that deal every victim's vectors at random."""
-
-
-@pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numpy_and_torch_give_the_same_kind_and_dtype_back_and_leave_the_input(
-    name: str, parameters: dict[str, Any], m: int, f: int, dtype: type
-) -> None:
-    rule, x = rpel.rule(name, **parameters), cloud(1, m, 33, dtype)
-    before = x.copy()
-    aggregated = rule(x)
-    assert isinstance(aggregated, np.ndarray)
-    assert (aggregated.dtype, aggregated.shape) == (x.dtype, (33,))
-    lent = torch.from_numpy(x)
-    again = rule(lent)
-    assert isinstance(again, torch.Tensor)
-    assert again.dtype == lent.dtype
-    np.testing.assert_array_equal(again.numpy(), aggregated)
-    np.testing.assert_array_equal(x, before)
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
@@ -66,53 +48,12 @@ def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
     return cloud(3, max(20, m), 41, dtype), index
 
 
-@pytest.mark.parametrize(("name", "parameters", "m", "f"), DEALT_ALIKE)
-def test_absent_answers_are_as_if_never_asked(name: str, parameters: dict[str, Any], m: int, f: int) -> None:
-    rule = rpel.rule(name, **parameters)
-    table, index = table_and_index(m + 1)
-    holes = index.copy()
-    holes[::2, m] = -1
-    aggregated = rule.aggregate(table, holes)
-    for i, row in enumerate(holes):
-        np.testing.assert_allclose(aggregated[i], rule(table[row[row >= 0]]), rtol=0, atol=1e-12)
-
-
 def test_torch_table_and_a_torch_out_work_without_a_copy() -> None:
     rule = rpel.rule("nnm+trimmed_mean", f=2)
     table, index = table_and_index(7, np.float32)
     out = torch.empty(12, 41)
     assert rule.aggregate(torch.from_numpy(table), torch.from_numpy(index), out=out) is out
     np.testing.assert_array_equal(out.numpy(), rule.aggregate(table, index))
-
-
-@given(st.integers(0, 10**6), st.sampled_from(DEALT_ALIKE))
-def test_order_of_the_others_does_not_matter(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
-    name, parameters, m, _ = case
-    rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
-    order = np.random.default_rng(seed).permutation(m)
-    if name in OWN or parameters.get("start") == "own":
-        order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(m - 1)])
-    np.testing.assert_allclose(rule(x[order]), rule(x), rtol=0, atol=1e-6 if "tol" in parameters else 1e-9)
-
-
-def measures_from_the_origin(name: str, parameters: dict[str, Any]) -> bool:
-    """Clipping, arc, cge, balance, a centre at zero, Weiszfeld started at zero."""
-    zero = parameters.get("center") == "zero" or (name == "geometric_median" and not parameters)
-    return (
-        zero
-        or name.startswith(("clipping", "arc", "balance"))
-        or (name == "cge" and "center" not in parameters)
-    )
-
-
-@given(st.integers(0, 10**6), st.sampled_from([c for c in CASES if not measures_from_the_origin(*c[:2])]))
-def test_moving_all_vectors_moves_the_result(seed: int, case: tuple[str, dict[str, Any], int, int]) -> None:
-    name, parameters, m, _ = case
-    rule, x = rpel.rule(name, **parameters), cloud(seed, m, 6)
-    shift = np.random.default_rng(seed).normal(size=6)
-    np.testing.assert_allclose(
-        rule(x + shift), rule(x) + shift, rtol=0, atol=1e-6 if "tol" in parameters else 1e-8
-    )
 
 
 def test_smea_picks_the_subset_with_the_calmest_covariance() -> None:

@@ -14,10 +14,6 @@ from typing import Any
 import pytest
 
 from rpel import resume, simulate
-from rpel.attacks import ATTACKS
-from rpel.rules import PreAggregation, rule
-from rpel.rules.registry import RULES
-from rpel.simulation.methods import METHODS
 from support import namespaces
 from support.paths import ROOT
 from support.runs import checkpoints, differences, reached
@@ -182,55 +178,6 @@ def test_objects_from_python_stay_with_one_worker() -> None:
 
     with pytest.raises(ValueError, match="workers=1"):
         simulate(nn.Linear(784, 10), workers=2, out=None)
-
-
-MANY = {"nodes": 400, "byzantine": 40, "pull": 10, "b_hat": 5, "batch_size": 40}
-
-
-NAMES = [name for name in RULES if not rule(name, f=2).on_graph]
-
-
-AGGREGATE = [
-    f"{name}+trimmed_mean" if isinstance(rule(name, f=2), PreAggregation) else name for name in NAMES
-]
-
-
-FORGE = [*ATTACKS]
-
-
-FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
-
-
-CASES: list[dict[str, Any]] = [
-    {"rounds": 20},  # sums in another order would show in the last bits of one round in three
-    {"consistent": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
-    {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
-    {"optimizer": "adamw", "lr": 0.01, "local_steps": 2, "outer": "nesterov"},
-    {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
-    {"rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
-    *(
-        {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
-        for name, m in METHODS.items()
-    ),
-    *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
-    {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
-    {"attack_params": {"targeting": "most-exposed"}},
-    # shards sent in pieces
-    {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},
-    MANY,
-    {
-        "asynchronous": True,
-        "speeds": "lognormal:0.3+stragglers:0.3,4",
-        "jitter": 0.2,
-        "rounds": 2,
-        "model": "mnist",
-        "dataset": "mnist-sample",
-        "nodes": 9,
-        "pull": 6,
-        "batch_size": 5,
-        "attack": "fang",
-    },
-]
 
 
 @pytest.mark.integration

@@ -274,40 +274,6 @@ def test_second_call_repeats_nothing(
     assert len(json.loads((out / "index.json").read_text("utf-8"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("yes", "typed", "begins"),
-    [(False, True, True), (False, False, False), (True, None, True)],
-    ids=["agreed", "declined", "--yes"],
-)
-def test_person_is_asked_before_a_long_run_unless_yes_was_given(
-    yes: bool, typed: bool | None, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    asked: list[str] = []
-
-    def confirm(question: str, **_: Any) -> bool:
-        asked.append(question)
-        assert typed is not None
-        return typed
-
-    monkeypatch.setattr("typer.confirm", confirm)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    monkeypatch.setattr(reproduce, "seconds_needed", lambda work: dict.fromkeys(work.open, 1000.0))
-    rpel(
-        "reproduce",
-        "femnist-b0-local1",
-        "--out",
-        str(tmp_path),
-        "--threads",
-        "1",
-        *["--yes"] * yes,
-        capsys=capsys,
-    )
-    assert len(asked) == (not yes)
-    assert (tmp_path / "femnist-b0-local1.svg").is_file() == begins
-
-
 @pytest.mark.parametrize("seconds", [1000.0, 1.0], ids=["long", "short"])
 def test_log_is_told_of_the_tenths_of_long_runs_alone(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ def test_alie_is_mu_plus_z_sigma(k: int, seed: int) -> None:
     honest = np.random.default_rng(seed).normal(size=(k, 5))
     sigma = honest.std(axis=0, ddof=1) if k > 1 else np.zeros(5)
     np.testing.assert_allclose(
-        rpel.attack("alie", tau=1.5).forge(honest), honest.mean(axis=0) + 1.5 * sigma, atol=1e-12
+        rpel.attack("alie", z=1.5).forge(honest), honest.mean(axis=0) + 1.5 * sigma, atol=1e-12
     )
 
 

@@ -79,7 +79,7 @@ def test_figure_at_full_scale_takes_in_no_panel_made_smaller(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, scale in (("fraction-10000", "smoke"), ("fraction-1000", "full")):
-        command("reproduce", name, "--scale", scale, "--out", str(tmp_path), "--yes", capsys=capsys)
+        command("reproduce", name, "--scale", scale, "--out", str(tmp_path), capsys=capsys)
     drawn = (tmp_path / "figure-3.svg").read_text("utf-8")
     assert drawn.count(">not run yet</text>") == 2
     assert "SMOKE" not in drawn

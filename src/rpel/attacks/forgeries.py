@@ -52,7 +52,7 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
     return view.moments(-np.asarray(tau), out=view.out)
 
 
-@declare(per_victim=True, factor="z", aliases={"tau": "z"})
+@declare(per_victim=True, factor="z")
 def alie(view: View, z: float | str | Floats = 1.5) -> Models:
     """A Little Is Enough: μ + zσ (Baruch et al., 2019);
     z="max" hides as far out as the honest majority allows."""

@@ -219,8 +219,6 @@ def attack(
         if parameters or flood or targeting != "all":
             raise ValueError(f"attack {full} has its parameters already; make it anew to change them")
         return function if function.name == full else replace(function, name=full)
-    aliases = traits_of(function).aliases
-    parameters = {aliases.get(key, key): value for key, value in parameters.items()}
     _check_parameters(full, function, parameters)
     return Attack(full, function, parameters, targeting, flood)
 

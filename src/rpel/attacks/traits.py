@@ -2,7 +2,7 @@
 never for its name."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -35,7 +35,6 @@ class Traits:
     trains      nothing is forged: its nodes train beside the honest ones and their models are pulled
     poisons     what such nodes do to their training examples
     factor      the parameter a ≥ 0 that scales it, which ``strongest`` may search
-    aliases     other names of its parameters
     most        the largest number of honest nodes it can look at, and why
     tensors     it takes a view of torch tensors and gives tensors; others, where a run is on torch,
     are handed NumPy's
@@ -48,7 +47,6 @@ class Traits:
     poisons: Poison | None = None
     factor: str | None = None
     most: tuple[int, str] | None = None
-    aliases: Mapping[str, str] = field(default_factory=dict)
     tensors: bool = False
 
     def check_size(self, name: str, honest: int) -> None:
@@ -73,7 +71,6 @@ def declare(
     poisons: Poison | str | None = None,
     factor: str | None = None,
     most: tuple[int, str] | None = None,
-    aliases: Mapping[str, str] | None = None,
     parts: Parts | None = None,
     tensors: bool = False,
 ) -> Callable[[Function], Function]:
@@ -105,7 +102,6 @@ def declare(
         poison,
         factor,
         most,
-        aliases or {},
         tensors,
     )
 

@@ -152,7 +152,7 @@ def arena(
     preset: str = "mnist-30", rules: str | None = None, attacks: str | None = None,
     methods: str | None = None, seeds: str = "0", strongest: bool = False, rounds: int | None = None,
     nodes: opt.SomeNodes = None, byzantine: int | None = None, pull: int | None = None, out: Path = ARENA,
-    jobs: opt.Jobs = None, data_dir: opt.DataDir = None, reuse: opt.Reuse = False, yes: opt.Yes = False,
+    jobs: opt.Jobs = None, data_dir: opt.DataDir = None, reuse: opt.Reuse = False,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run all rules against all attacks in one setting and budget, several at a time,
@@ -186,8 +186,7 @@ def arena(
     console = terminal.stderr()
     work = Sweep([trial.cell for trial in played], out, jobs, reuse=reuse)
     work.recall()
-    if not terminal.agreed(_needed(base, work, console), yes, console):
-        raise typer.Exit(0)
+    _tell_needed(base, work, console)
     with terminal.interruptible(), _watching(console) as watch:
         work.run(watch)
     results = arenas.standings(base, played, [state.end for state in work.states])
@@ -212,8 +211,8 @@ def _split(text: str | None) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^(]*\))", text or "") if part.strip()]
 
 
-def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
-    """Seconds that the open runs will take, from rounds measured now; said before anything begins."""
+def _tell_needed(base: "Spec", work: "Sweep", console: Console) -> None:
+    """Print how long the open runs will take, from rounds that are measured now."""
     from rpel.experiments.estimate import costs
     from rpel.simulation.inputs import Objects, gather
 
@@ -223,13 +222,12 @@ def _needed(base: "Spec", work: "Sweep", console: Console) -> float:
     done = len(work.states) - unable - len(waiting)
     console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
     if not waiting:
-        return 0.0
+        return
     inputs = {str(base.dataset): gather(base, Objects())}
     start = time.process_time()  # what this process needed to get so far, every run's process will need again
     measured = costs(waiting, inputs, _kind)
     seconds = sum(start + measured[_kind(spec)].seconds(spec) for spec in waiting) / work.jobs
     console.print(f"about {duration(seconds)}, {work.jobs} at a time (measured on real rounds)", markup=False)
-    return seconds
 
 
 def _kind(spec: "Spec") -> str:
@@ -249,7 +247,7 @@ def reproduce(
     eval_every: int | None = None, out: Path | None = None, style: opt.Look = "screen",
     data_dir: opt.DataDir = None, threads: opt.Threads = None, listed: bool = False,
     extra: bool = False, reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False,
-    yes: opt.Yes = False, as_json: opt.Json = False,
+    as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
     and an index of the runs behind them.
@@ -285,12 +283,6 @@ def reproduce(
             tensorboard=tensorboard, download=shown.download, style=style,
         )  # fmt: skip
         needed = _estimated(work, shown)
-        if shown.console.is_terminal:
-            shown.bars.stop()  # it prints an empty line into a log
-        if not terminal.agreed(sum(needed.values()), yes, shown.console):
-            raise typer.Exit(0)
-        if shown.console.is_terminal:
-            shown.bars.start()
         try:
             long = max(needed.values(), default=0.0) >= terminal.LONG
             # A log is told of tenths where a run is long: there may be hundreds of short ones.

@@ -16,8 +16,8 @@ Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one line of JSON each time.")]
 Reuse = Annotated[bool, Option("--reuse", help="Take finished runs of other code, too.")]
 TensorBoard = Annotated[bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
-Nodes = Annotated[int, Option("--nodes", "--peers", help="Number of nodes, n.")]
-SomeNodes = Annotated[int | None, Option("--nodes", "--peers", help="Number of nodes, n.")]
+Nodes = Annotated[int, Option(help="Number of nodes, n.")]
+SomeNodes = Annotated[int | None, Option(help="Number of nodes, n.")]
 Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]
 Rounds = Annotated[int, Option(help="Rounds of the whole training, T.")]
 Plot = Annotated[Path | None, Option(help="Draw to this file (.svg, .png, .pdf).")]
@@ -29,7 +29,6 @@ Threads = Annotated[int | None, Option(help="Threads (unset: as many as cores)."
 Jobs = Annotated[int | None, Option(help="Runs at a time. [as many as cores]", min=1)]
 Engine = Annotated[str, Option(help="Where runs are processes: local, or ray, whose tasks they are.")]
 Address = Annotated[str | None, Option(help="The Ray cluster, such as auto. [one on this machine]")]
-Yes = Annotated[bool, Option("--yes", help="Do not ask before a long run.")]
 Members = Annotated[Path, Option(help="The network's members.toml.")]
 Asking = Annotated[Path, Option(help="The settings of the member that asks.")]
 Settings = Annotated[Path, Option(help="This peer's settings.")]
@@ -41,9 +40,6 @@ Parameters = Annotated[
 ]
 NotNegative = Annotated[float, Option(min=0.0)]
 Positive = Annotated[int, Option(min=1)]
-
-ALIASES = {"nodes": "--peers", "attack_params": "--param"}
-"""Second names of options made from a run's fields."""
 
 _LINE = re.compile(r"(\w+)(?: \(([^)]+)\))?: (.+)")
 

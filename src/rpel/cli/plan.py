@@ -1,9 +1,7 @@
 """``rpel plan``: what a network of some size needs, before anything runs."""
 
-import math
 import sys
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, cast
 
 from rich.table import Table
@@ -16,21 +14,10 @@ from rpel.text import count, human_bytes, number, percent
 from rpel.types import CONFIDENCE, WireName
 
 
-def _fraction(text: str) -> float | Fraction:
-    try:
-        value = Fraction(text) if "/" in text else float(text)
-        finite = math.isfinite(value)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        finite = False
-    if not finite:
-        raise BadParameter(f"{text!r} is not a number or a fraction such as 0.4 or 1/3")
-    return value
-
-
 @opt.described
 def plan(
     nodes: opt.Nodes, byzantine: opt.Byzantine, rounds: opt.Rounds, pull: int | None = None,
-    confidence: float = CONFIDENCE, max_fraction: str = "0.5", silent: bool = False, no_shows: int = 0,
+    confidence: float = CONFIDENCE, silent: bool = False, no_shows: int = 0,
     parameters: int | None = None, wire: str = "float32", upstream: str | None = None,
     privacy_epsilon: float | None = None, privacy_delta: float | None = None, examples: int | None = None,
     batch: int | None = None, local_steps: opt.Positive = 1, plot: opt.Plot = None,
@@ -43,7 +30,6 @@ def plan(
     Options:
         pull: Judge this pull s instead of searching the smallest.
         confidence: Probability asked for, over all nodes and rounds.
-        max_fraction: Largest b_hat/(s+1) allowed, such as 0.4 or 1/3; one half itself is never feasible.
         silent: Rounds must go on when all hostile peers stay silent.
         no_shows: ... and when this many honest peers are late.
         parameters: Model size d, to count bytes.
@@ -59,7 +45,7 @@ def plan(
     noise = _noise({**asked, "--batch": batch}, rounds * local_steps)
     p = planning.plan(
         nodes=nodes, byzantine=byzantine, rounds=rounds, pull=pull, confidence=confidence,
-        max_fraction=_fraction(max_fraction), silent=silent, no_shows=no_shows, parameters=parameters,
+        silent=silent, no_shows=no_shows, parameters=parameters,
         wire=cast(WireName, wire), upstream=upstream,
     )  # fmt: skip
     if not p.feasible:

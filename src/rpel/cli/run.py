@@ -125,7 +125,7 @@ def _options() -> Iterator[inspect.Parameter]:
     yield _parameter("source", Annotated[str, source], inspect.Parameter.empty)
     for key, field in specs.Spec.model_fields.items():
         flag = f"--{key.replace('_', '-')}"
-        names = [flag, opt.ALIASES[key]] if key in opt.ALIASES else [flag]
+        names = [flag, "--param"] if key == "attack_params" else [flag]
         default = "" if field.default in (None, {}) else f" [unless the source says: {field.default}]"
         about = field.description or key
         text = f"{about[0].upper()}{about[1:]}.{default}"

@@ -115,16 +115,7 @@ def say(sentence: str) -> None:
 
 
 LONG = 600.0
-"""Seconds from which a person is asked before work begins, and a log is told of a run's tenths."""
-
-
-def agreed(seconds: float, yes: bool, console: Console) -> bool:
-    """Whether to begin: a person who would wait long is asked, a script never is."""
-    if yes or seconds < LONG or not (sys.stdin.isatty() and console.is_terminal):
-        return True
-    return typer.confirm(
-        "Begin? (it can be interrupted and goes on with the same command)", default=True, err=True
-    )
+"""Seconds of a run from which on a log is told of its tenths."""
 
 
 @contextmanager

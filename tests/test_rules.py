@@ -15,16 +15,9 @@ from rpel.backend import compiled, plain
 from rpel.backend.torch import Torch
 from rpel.randomness import stream
 from support.paths import ROOT
-from support.rule_cases import CASES, GRAPH_RULES, IDS, cloud
+from support.rule_cases import CASES, GRAPH_RULES, IDS, cloud, metropolis_like, table_and_index
 
 Array = NDArray[Any]
-
-
-def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
-    """12 victims over 20 rows, with shared rows as under pulling."""
-    coins = np.random.default_rng(5)
-    index = np.stack([coins.permutation(20)[:m] if m <= 20 else np.arange(m) for _ in range(12)])
-    return cloud(3, max(20, m), 41, dtype), index
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
@@ -59,11 +52,6 @@ def test_dnc_equals_its_definition_on_drawn_coordinates() -> None:
     assert 3 not in stored
     assert 5 <= len(stored) < 7, "the passes differ"
     np.testing.assert_allclose(rule(x), x[stored].mean(axis=0), atol=1e-12)
-
-
-def metropolis_like(h: int, m: int) -> Array:
-    w = np.random.default_rng(0).uniform(0.2, 1.0, size=(h, m))
-    return np.asarray(w / w.sum(axis=1, keepdims=True))
 
 
 def published_gts(x: Array, w: Array, b_w: float) -> Array:

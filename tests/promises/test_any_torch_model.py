@@ -16,17 +16,12 @@ from rpel import load, resume, simulate
 from rpel.tasks import Dataset as Own
 from rpel.tasks import Metric, Task
 from support.commands import rpel
+from support.text_model import Meaning, made, texts
 
 FEW: dict[str, Any] = {
     "nodes": 5, "byzantine": 1, "rounds": 12, "eval_every": 4, "batch_size": 8, "lr": 0.3, "partition": "iid",
     "out": None, "attack": "sf", "pull": 4, "b_hat": 1,
 }  # fmt: skip
-
-
-def made(module: type[nn.Module], *arguments: Any) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return module(*arguments)
 
 
 class Recurrent(nn.Module):
@@ -70,26 +65,6 @@ def test_transformer_learns_the_next_token_of_a_text() -> None:
     result = simulate(made(Transformer), (x, y), (x[:20], y[:20]), **{**FEW, "lr": 0.2})
     assert result.accuracy_mean > 0.9
     assert result.measure == "accuracy"
-
-
-class Meaning(nn.Module):
-    """The class of a text from the mean of its words; a dict's values come by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        result: Tensor = self.out((self.words(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
-        return result
-
-
-def texts(count: int = 160) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
-    rng = np.random.default_rng(0)
-    y = np.arange(count) % 2
-    ids = rng.integers(0, 5, (count, 8)) + 5 * y[:, None]
-    mask = np.arange(8) < rng.integers(3, 9, count)[:, None]
-    return {"ids": np.where(mask, ids, 0), "mask": mask}, y
 
 
 def test_embedding_model_learns_from_ids_and_masks_in_a_dict() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import rules as A
-from support.rule_cases import CASES, GRAPH_RULES, IDS, SHUFFLED, cloud
+from support.rule_cases import CASES, GRAPH_RULES, IDS, SHUFFLED, cloud, metropolis_like, table_and_index
 
 Array = NDArray[Any]
 DEALT_ALIKE = [case for case in CASES if not case[0].startswith(SHUFFLED)]
@@ -39,13 +39,6 @@ def test_batched_rule_equals_entries_one_by_one(
     for a in range(2):
         for b in range(3):
             np.testing.assert_allclose(aggregated[a, b], rule(x[a, b]), rtol=0, atol=1e-12)
-
-
-def table_and_index(m: int, dtype: type = np.float64) -> tuple[Array, Array]:
-    """12 victims over 20 rows, with shared rows as under pulling."""
-    coins = np.random.default_rng(5)
-    index = np.stack([coins.permutation(20)[:m] if m <= 20 else np.arange(m) for _ in range(12)])
-    return cloud(3, max(20, m), 41, dtype), index
 
 
 def test_torch_table_and_a_torch_out_work_without_a_copy() -> None:
@@ -222,11 +215,6 @@ def test_rules_that_draw_do_so_anew_for_every_node_and_round_and_repeat() -> Non
         context = A.RoundContext(round=3, rounds=9, seed=1, ids=np.arange(100, 112))
         aggregated = rule.aggregate(table, index[some], context=context.among(some))
         np.testing.assert_array_equal(aggregated, first[some])
-
-
-def metropolis_like(h: int, m: int) -> Array:
-    w = np.random.default_rng(0).uniform(0.2, 1.0, size=(h, m))
-    return np.asarray(w / w.sum(axis=1, keepdims=True))
 
 
 def test_gts_exact_with_equal_weights_is_nearest_neighbour_averaging() -> None:

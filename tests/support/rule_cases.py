@@ -70,3 +70,15 @@ def cloud(seed: int, m: int, d: int, dtype: type = np.float64) -> NDArray[Any]:
     """(m, d) vectors around a common centre."""
     coins = np.random.default_rng(seed)
     return (coins.normal(size=d) + 0.3 * coins.normal(size=(m, d))).astype(dtype)
+
+
+def table_and_index(m: int, dtype: type = np.float64) -> tuple[NDArray[Any], NDArray[Any]]:
+    """12 victims over 20 rows, with shared rows as under pulling."""
+    coins = np.random.default_rng(5)
+    index = np.stack([coins.permutation(20)[:m] if m <= 20 else np.arange(m) for _ in range(12)])
+    return cloud(3, max(20, m), 41, dtype), index
+
+
+def metropolis_like(h: int, m: int) -> NDArray[Any]:
+    w = np.random.default_rng(0).uniform(0.2, 1.0, size=(h, m))
+    return np.asarray(w / w.sum(axis=1, keepdims=True))

@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.peer.config.membership import Member, Membership
-from rpel.peer.io import identity
-from rpel.peer.io.client import Client
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net import tls
+from rpel.peer.net.client import Client
+from rpel.peer.net.snapshot import Snapshot
 from support.flood import Flood, stall
 from support.loopback import Credentials, Ends, MemoryStore, credentials, flat_layout, membership, model
 
@@ -62,7 +62,7 @@ async def attack(folder: Path, port: int) -> None:
     """The flood and the stalled handshakes, until the standard input ends;
     prints how many requests were sent."""
     own, everybody = held(folder, "hostile"), members(folder, port)
-    context = identity.client_context(own.certificate, own.key, everybody.members[0].certificate)
+    context = tls.client_context(own.certificate, own.key, everybody.members[0].certificate)
     begin, round = asyncio.get_running_loop().time(), int(sys.argv[4])
 
     def request() -> bytes:

@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from rpel.peer.config.membership import Membership
-from rpel.peer.io import identity
+from rpel.peer.net import tls
 
 PORT = 7444
 
@@ -38,7 +38,7 @@ async def one(config: dict[str, str], number: int, size: int, asked: list[int]) 
         await response.write_eof()
         return response
 
-    context = identity.server_context(*own, [member.certificate for member in members])
+    context = tls.server_context(*own, [member.certificate for member in members])
     await asyncio.get_running_loop().create_server(
         web.Server(serve), f"{net}.{number + 1}", PORT, ssl=context
     )
@@ -50,7 +50,7 @@ async def one(config: dict[str, str], number: int, size: int, asked: list[int]) 
     ) as session:
 
         async def pull(other: int, row: memoryview) -> int:
-            target, got = identity.client_context(*own, members[other].certificate), 0
+            target, got = tls.client_context(*own, members[other].certificate), 0
             async with session.get(f"https://{net}.{other + 1}:{PORT}/", ssl=target) as reply:
                 async for piece in reply.content.iter_any():
                     row[got : got + len(piece)] = piece

@@ -20,9 +20,9 @@ from aiohttp import web
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core.serve_policy import ServePolicy
-from rpel.peer.io import identity
-from rpel.peer.io.client import Client
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net import tls
+from rpel.peer.net.client import Client
+from rpel.peer.net.snapshot import Snapshot
 from support.loopback import Credentials, Ends, MemoryStore, credentials, flat_layout, membership, model
 
 SIZES = {"MNIST": 176_050, "10 M": 10_000_000}
@@ -66,7 +66,7 @@ async def serve(folder: Path, d: int) -> None:
         await response.write_eof()
         return response
 
-    context = identity.server_context(own.certificate, own.key, [client.pem])
+    context = tls.server_context(own.certificate, own.key, [client.pem])
     theirs = await asyncio.get_running_loop().create_server(web.Server(plain), "127.0.0.1", 0, ssl=context)
     print(ours.port, theirs.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
@@ -79,7 +79,7 @@ async def measure(folder: Path, d: int, ports: tuple[int, int], repeats: int) ->
     row = np.zeros(d, np.float32)
     client = Client(layout, loop.time)
     member = client.member(Snapshot(members(folder, ports[0]), 1, own.certificate, own.key), 0)
-    context = identity.client_context(own.certificate, own.key, server.pem)
+    context = tls.client_context(own.certificate, own.key, server.pem)
     mine, theirs = [], []
     target = memoryview(bytearray(layout.size))
     async with aiohttp.ClientSession(auto_decompress=False, read_bufsize=1 << 20) as session:

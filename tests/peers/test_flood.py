@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.peer.io.limits import Gate, Limits, Pace, Stage, Ticket
+from rpel.peer.net.limits import Gate, Limits, Pace, Stage, Ticket
 from support.flood import Flood, stall
 from support.loopback import SMALL, Loopback, asking, loopback, membership, model, wanted
 from support.waiting import until

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rpel import certificates
-from rpel.peer.io import identity
+from rpel.peer.net import tls
 from support.forged_certificates import NOW, signed
 
 
@@ -39,7 +39,7 @@ class Party:
 
 def party(folder: Path, name: str, secret: bytes, pem: str) -> Party:
     made = Party(folder / f"{name}.key", folder / f"{name}.crt")
-    identity.write_key(made.key, secret)
+    tls.write_key(made.key, secret)
     made.certificate.write_text(pem)
     return made
 
@@ -64,7 +64,7 @@ def handshake(
             with context.wrap_socket(ends[end], server_side=end == 0) as connection:
                 connection.sendall(b"x")
                 if connection.recv(1) == b"x":
-                    found[end] = identity.leaf_fingerprint(connection)
+                    found[end] = tls.leaf_fingerprint(connection)
         except ssl.SSLError as error:
             found[end] = error
         except OSError as error:  # the other end hung up first
@@ -87,8 +87,8 @@ def refused(outcome: tuple[str | ssl.SSLError, str | ssl.SSLError]) -> bool:
 def contexts(a: Party, b: Party, members: list[str] | None = None) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """(a serving, b asking a)."""
     return (
-        identity.server_context(a.certificate, a.key, members or [a.pem, b.pem]),
-        identity.client_context(b.certificate, b.key, a.pem),
+        tls.server_context(a.certificate, a.key, members or [a.pem, b.pem]),
+        tls.client_context(b.certificate, b.key, a.pem),
     )
 
 
@@ -114,8 +114,8 @@ def test_stranger_with_a_members_name_is_refused(tmp_path: Path) -> None:
 
 def test_client_accepts_only_the_member_it_asked_for(tmp_path: Path) -> None:
     a, b, c = (member(tmp_path, name) for name in "abc")
-    server = identity.server_context(c.certificate, c.key, [a.pem, b.pem, c.pem])
-    assert refused(handshake(server, identity.client_context(b.certificate, b.key, a.pem)))
+    server = tls.server_context(c.certificate, c.key, [a.pem, b.pem, c.pem])
+    assert refused(handshake(server, tls.client_context(b.certificate, b.key, a.pem)))
 
 
 def test_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
@@ -132,15 +132,15 @@ def test_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
     a = member(tmp_path, "a")
     late = member(tmp_path, "late", days=3, now=NOW - timedelta(days=30))
     raw_client, raw_server = _raw(ssl.PROTOCOL_TLS_CLIENT, late, a), _raw(ssl.PROTOCOL_TLS_SERVER, late, a)
-    server = identity.server_context(a.certificate, a.key, [a.pem, late.pem])  # others can start all the same
+    server = tls.server_context(a.certificate, a.key, [a.pem, late.pem])  # others can start all the same
     asked = handshake(server, raw_client)
-    asking = handshake(raw_server, identity.client_context(a.certificate, a.key, late.pem))
+    asking = handshake(raw_server, tls.client_context(a.certificate, a.key, late.pem))
     assert refused(asked)
     assert refused(asking)
     assert "expired" in str(asked[0])
     assert "expired" in str(asking[1])
     with pytest.raises(ValueError, match=r"'late' expired at \d"):  # and the late one itself cannot
-        identity.server_context(late.certificate, late.key, [a.pem])
+        tls.server_context(late.certificate, late.key, [a.pem])
 
 
 def test_tls_1_2_is_refused_at_either_end(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> Non
     minted = party(tmp_path, "minted", minted_secret, minted_pem)
     # 1. such a member is not let in at all
     with pytest.raises(ValueError, match=r"'evil'.*CA:TRUE"):
-        identity.server_context(a.certificate, a.key, [b.pem, evil.pem])
+        tls.server_context(a.certificate, a.key, [b.pem, evil.pem])
     with pytest.raises(ValueError, match=r"'evil'.*CA:TRUE"):
-        identity.client_context(a.certificate, a.key, evil.pem)
+        tls.client_context(a.certificate, a.key, evil.pem)
     # 2. had it been, TLS alone would accept the forgery, and the pin tells it from b
-    server = identity.server_context(a.certificate, a.key, [a.pem, b.pem])
+    server = tls.server_context(a.certificate, a.key, [a.pem, b.pem])
     server.load_verify_locations(cadata=evil.pem)
     seen, _ = handshake(server, _raw(ssl.PROTOCOL_TLS_CLIENT, minted, a))
     assert seen == minted.pin != b.pin
@@ -177,7 +177,7 @@ def test_certificate_signed_by_a_member_is_refused(tmp_path: Path) -> None:
     b_key = serialization.load_pem_private_key(b.key.read_bytes(), None)
     _, secret, pem = signed("a", issuer=("b", b_key))
     minted = party(tmp_path, "minted", secret, pem)
-    server = identity.server_context(a.certificate, a.key, [a.pem, b.pem])
+    server = tls.server_context(a.certificate, a.key, [a.pem, b.pem])
     assert refused(handshake(server, _raw(ssl.PROTOCOL_TLS_CLIENT, minted, a)))
 
 
@@ -223,10 +223,10 @@ def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
 def test_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:
     secret, _ = certificates.create("a")
     path = tmp_path / "new" / "peer.key"
-    identity.write_key(path, secret)
+    tls.write_key(path, secret)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ValueError, match=r"\.key|key "):
-        identity.write_key(path, b"other")
+        tls.write_key(path, b"other")
     assert path.read_bytes() == secret
 
 
@@ -235,19 +235,19 @@ def test_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None
     a = member(tmp_path, "a")
     a.key.chmod(mode)
     with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
-        identity.server_context(a.certificate, a.key, [a.pem])
+        tls.server_context(a.certificate, a.key, [a.pem])
     with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
-        identity.client_context(a.certificate, a.key, a.pem)
+        tls.client_context(a.certificate, a.key, a.pem)
 
 
 def test_peer_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
     a, b = member(tmp_path, "a"), member(tmp_path, "b")
     with pytest.raises(ValueError, match=r"no key .*/none"):
-        identity.server_context(a.certificate, tmp_path / "none", [a.pem])
+        tls.server_context(a.certificate, tmp_path / "none", [a.pem])
     with pytest.raises(ValueError, match="no certificate"):
-        identity.server_context(tmp_path / "none", a.key, [a.pem])
+        tls.server_context(tmp_path / "none", a.key, [a.pem])
     with pytest.raises(ValueError, match=r"certificate.*key"):
-        identity.server_context(a.certificate, b.key, [a.pem])
+        tls.server_context(a.certificate, b.key, [a.pem])
 
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     }
     for words, secret in kinds.items():
         path = tmp_path / words
-        identity.write_key(path, secret)
+        tls.write_key(path, secret)
         with pytest.raises(ValueError, match=words):
-            identity.read_key(path)
+            tls.read_key(path)
 
 
 def changed(part: str, other: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rpel.peer.io.intake import FIRST, Intake, Place
+from rpel.peer.net.intake import FIRST, Intake, Place
 
 
 class Sender:

@@ -20,10 +20,10 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import Proof, Signed, of_member, sign
-from rpel.peer.io import identity
 from rpel.peer.io.detector import keep
 from rpel.peer.io.learner import seed_of
 from rpel.peer.io.model_files import load
+from rpel.peer.net import tls
 from rpel.peer.ops.create import NewNetwork, new, stall_proof
 from rpel.peer.ops.join import join, usual_listen
 from support.commands import rpel
@@ -56,7 +56,7 @@ def test_network_new_peer_init_and_add_found_a_network(
         own = Config.load(tmp_path / f"p{i}" / "peer.toml")
         assert own.members.resolve() == tmp_path / "members.toml"
         assert Membership.load(own.members).index(own.id) == i
-        identity.server_context(own.certificate, own.key, [member.certificate for member in m.members])
+        tls.server_context(own.certificate, own.key, [member.certificate for member in m.members])
 
 
 def test_network_new_prints_plan_probability_and_tolerance(
@@ -386,15 +386,15 @@ def test_key_with_passphrase_needs_its_passphrase_file(
     own = Config.load(tmp_path / "p" / "peer.toml")
     assert own.passphrase_file is not None
     pem = own.certificate.read_text()
-    identity.server_context(own.certificate, identity.ProtectedKey(own.key, own.passphrase_file), [pem])
+    tls.server_context(own.certificate, tls.ProtectedKey(own.key, own.passphrase_file), [pem])
     with pytest.raises(ValueError, match=r"passphrase_file.*peer\.toml"):
-        identity.server_context(own.certificate, own.key, [pem])
+        tls.server_context(own.certificate, own.key, [pem])
     secret.write_text("wrong\n")
     with pytest.raises(ValueError, match=r"passphrase in .* key"):
-        identity.read_key(identity.ProtectedKey(own.key, secret))
+        tls.read_key(tls.ProtectedKey(own.key, secret))
     secret.write_text("")
     with pytest.raises(ValueError, match=r"passphrase is empty"):
-        identity.read_key(identity.ProtectedKey(own.key, secret))
+        tls.read_key(tls.ProtectedKey(own.key, secret))
 
 
 # --- network add, members -----------------------------------------------------------------------------------
@@ -524,7 +524,7 @@ def test_proof_is_verified_by_anybody_who_has_the_members_file(
     for number in range(4):
         rpel("network", "add", str(entry(tmp_path, number)), "--members", str(result.members), capsys=capsys)
     m = Membership.load(result.members)
-    key = identity.read_key(tmp_path / "c2" / "peer.key")
+    key = tls.read_key(tmp_path / "c2" / "peer.key")
     pair = [Signed(digest, sign(key, of_member(m, 2), 7, digest)) for digest in (bytes(32), bytes([1] * 32))]
     path = keep(tmp_path / "evidence", Proof(2, m.members[2].fingerprint, 7, *pair), m)
     command = ("verify", str(path), "--members", str(result.members))

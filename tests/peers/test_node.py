@@ -27,12 +27,12 @@ from rpel import certificates
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core import wire
 from rpel.peer.core.protocol import make_ready, sizes
-from rpel.peer.io import identity
-from rpel.peer.io.client import RemoteMember
 from rpel.peer.io.model_files import initial_body
 from rpel.peer.io.node import Node, Round, from_os
 from rpel.peer.io.store import Store
 from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher
+from rpel.peer.net import tls
+from rpel.peer.net.client import RemoteMember
 from rpel.rules import rule
 from rpel.types import Models, Outcome
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
@@ -272,7 +272,7 @@ import logging, resource, sys
 logging.basicConfig(format="%(message)s")
 soft, hard = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-from rpel.peer.io.limits import reserve_descriptors
+from rpel.peer.net.limits import reserve_descriptors
 print(reserve_descriptors(members=12), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 # connections of members both ways, mute, waiting, pending, the rest
@@ -396,7 +396,7 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
     """Without peer-4, and with a new key for peer-3."""
     secret, pem = certificates.create("peer-3")
     home = files.folder / "peer-3"
-    identity.write_key(home / "peer.next.key", secret)
+    tls.write_key(home / "peer.next.key", secret)
     (home / "peer.next.crt").write_text(pem)
     old = files.membership
     members = [*old.members[:3], Member.of("peer-3", old.members[3].url, pem)]

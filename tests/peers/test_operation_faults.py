@@ -18,12 +18,12 @@ from rpel.peer.api import run
 from rpel.peer.config.membership import Membership
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
-from rpel.peer.io.background import Background
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.model_files import read_layout
 from rpel.peer.io.node import Node
 from rpel.peer.io.store import Store
 from rpel.peer.io.watcher import MembershipWatcher
+from rpel.peer.net.background import Background
 from rpel.peer.ops.join import MEMORY_FILE, join
 from rpel.peer.ops.watch import Observer
 from rpel.rules import Rule
@@ -117,7 +117,7 @@ def test_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -
 
 def test_process_with_a_key_leaves_no_core_dump() -> None:
     program = (
-        "import ctypes, resource; from rpel.peer.io.identity import no_core_dumps; no_core_dumps();"
+        "import ctypes, resource; from rpel.peer.net.tls import no_core_dumps; no_core_dumps();"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0], ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

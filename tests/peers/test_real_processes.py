@@ -20,7 +20,7 @@ import pytest
 
 from rpel import certificates
 from rpel.peer.config import membership
-from rpel.peer.io import identity
+from rpel.peer.net import tls
 from support.observer import Observer
 from support.paths import TESTS
 from support.process_faults import POINTS
@@ -223,7 +223,7 @@ def announce(net: ProcessNetwork, coming: membership.Membership, *members: Membe
 def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.Membership:
     """The membership with a new key for one member, whose files are laid beside the old ones."""
     secret, pem = certificates.create(member.id)
-    identity.write_key(member.folder / "peer.next.key", secret)
+    tls.write_key(member.folder / "peer.next.key", secret)
     (member.folder / "peer.next.crt").write_text(pem)
     entries = list(net.membership.members)
     entries[member.number] = membership.Member.of(member.id, entries[member.number].url, pem)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rpel.peer.io.resolver import Resolver
+from rpel.peer.net.resolver import Resolver
 from support import namespaces
 from support.paths import TESTS
 
@@ -107,7 +107,7 @@ exec "$2" -c "$3" "$1"
 TARPITS = """
 import asyncio, json, sys
 from pathlib import Path
-from rpel.peer.io import client
+from rpel.peer.net import client
 from support.loopback import loopback
 
 async def scenario():
@@ -124,7 +124,7 @@ import os; os._exit(0)
 HOLE = """
 import asyncio, json, socket, sys
 from ipaddress import ip_address
-from rpel.peer.io.resolver import connect
+from rpel.peer.net.resolver import connect
 
 async def scenario():
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.peer.io.intake import Intake
+from rpel.peer.net.intake import Intake
 from support.loopback import flat_layout, loopback, model
 from support.waiting import brief
 

@@ -11,8 +11,8 @@ import pytest
 
 from rpel import certificates
 from rpel.peer.config.membership import Member
-from rpel.peer.io import identity
-from rpel.peer.io.limits import Limits
+from rpel.peer.net import tls
+from rpel.peer.net.limits import Limits
 from support.loopback import (
     SMALL,
     Credentials,
@@ -187,14 +187,14 @@ def test_expired_member_reaches_no_handler(tmp_path: Path, monkeypatch: pytest.M
             net.stores[1].put(1, model(SMALL, 1))
             secret, pem = certificates.create("late", days=1, now=datetime.now(UTC) - timedelta(days=3))
             late = Credentials(tmp_path / "late.key", tmp_path / "late.pem", pem)
-            identity.write_key(late.key, secret)
+            tls.write_key(late.key, secret)
             late.certificate.write_text(pem)
             joined = membership([*net.membership.members, Member.of("late", "https://127.0.0.1:9", pem)])
             own = net.credentials[1]
             net.transports[1].rotate(joined, own.certificate, own.key)
             with pytest.raises(ValueError, match=r"'late' expired at \d"):
                 asking(net, late)
-            monkeypatch.setattr(identity, "check_certificate", lambda pem: None)  # a peer that does not look
+            monkeypatch.setattr(tls, "check_certificate", lambda pem: None)  # a peer that does not look
             assert await told(net, asking(net, late), wanted(net)) == b""
             assert net.transports[1].server.requests == 0
 

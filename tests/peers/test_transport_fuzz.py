@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.wire import Layout, Malformed, Reception
-from rpel.peer.io.http import LARGEST_HEAD, Connection, Head
+from rpel.peer.net.http import LARGEST_HEAD, Connection, Head
 from rpel.types import Models
 from support.loopback import head, model
 

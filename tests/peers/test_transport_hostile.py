@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.http import LARGEST_HEAD, Connection
+from rpel.peer.net.http import LARGEST_HEAD, Connection
 from rpel.types import Models
 from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 from support.waiting import brief

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpel.peer.io.limits import Limits
+from rpel.peer.net.limits import Limits
 from support.loopback import SMALL, Ends, asking, flat_layout, loopback, membership, model, told, wanted
 from support.waiting import brief, until
 

@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives import serialization
 
 from rpel import certificates
 from rpel.peer.config.membership import Member, Membership
-from rpel.peer.io import identity
-from rpel.peer.io.http import Request
-from rpel.peer.io.limits import Ticket
-from rpel.peer.io.server import MemberLine, Server
+from rpel.peer.net import tls
+from rpel.peer.net.http import Request
+from rpel.peer.net.limits import Ticket
+from rpel.peer.net.server import MemberLine, Server
 from support.forged_certificates import signed
 from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
 from support.waiting import until
@@ -22,7 +22,7 @@ from support.waiting import until
 def party(folder: Path, name: str, secret: bytes, pem: str) -> Credentials:
     folder.mkdir(exist_ok=True)
     files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    identity.write_key(files.key, secret)
+    tls.write_key(files.key, secret)
     files.certificate.write_text(pem)
     return files
 
@@ -37,8 +37,8 @@ class Minting:
         _, secret, pem = signed("peer-0", issuer=("peer-2", key))
         self.minted = party(folder / "minted", "peer-0", secret, pem)
         # let past the reader, who would refuse both
-        monkeypatch.setattr(identity, "read_certificate", _lenient)
-        monkeypatch.setattr(identity, "check_certificate", _lenient)
+        monkeypatch.setattr(tls, "read_certificate", _lenient)
+        monkeypatch.setattr(tls, "check_certificate", _lenient)
         url = net.membership.members[2].url
         pin = _lenient(self.own.pem).fingerprint
         members = [
@@ -64,7 +64,7 @@ def test_minted_client_certificate_is_dropped_before_any_request(
             minting = Minting(tmp_path, net, monkeypatch)
             own, serving = net.credentials[1], net.transports[1]
             serving.rotate(minting.membership, own.certificate, own.key)
-            context = identity.client_context(minting.minted.certificate, minting.minted.key, own.pem)
+            context = tls.client_context(minting.minted.certificate, minting.minted.key, own.pem)
             for _ in range(2):  # TLS alone would let it in, as the anchor's signature is right
                 reader, writer = await asyncio.open_connection(
                     "127.0.0.1", serving.port, ssl=context, server_hostname=""
@@ -95,7 +95,7 @@ def test_server_with_a_minted_certificate_is_sent_nothing(
                 writer.transport.abort()
 
             pems = [found.pem for found in net.credentials]
-            context = identity.server_context(minting.minted.certificate, minting.minted.key, pems)
+            context = tls.server_context(minting.minted.certificate, minting.minted.key, pems)
             listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
             url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             members = minting.membership.members
@@ -131,7 +131,7 @@ def test_open_connections_of_a_member_that_left_are_closed(tmp_path: Path) -> No
     async def scenario() -> None:
         async with loopback(tmp_path) as net:
             own, serving = net.credentials[1], net.transports[1]
-            context = identity.client_context(net.credentials[2].certificate, net.credentials[2].key, own.pem)
+            context = tls.client_context(net.credentials[2].certificate, net.credentials[2].key, own.pem)
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", serving.port, ssl=context, server_hostname=""
             )

@@ -22,7 +22,8 @@ from multidict import CIMultiDict
 from rpel import models
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, Malformed, Reception
-from rpel.peer.io import http, model_files
+from rpel.peer.io import model_files
+from rpel.peer.net import http
 from rpel.types import Models, WireName
 from rpel.wire import Wire
 

@@ -17,13 +17,13 @@ from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import listen_address
 from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
-from rpel.peer.io import identity
-from rpel.peer.io.client import Answer, Client
-from rpel.peer.io.intake import Intake
-from rpel.peer.io.limits import Limits
-from rpel.peer.io.server import Server
-from rpel.peer.io.snapshot import Snapshot
 from rpel.peer.io.store import Body
+from rpel.peer.net import tls
+from rpel.peer.net.client import Answer, Client
+from rpel.peer.net.intake import Intake
+from rpel.peer.net.limits import Limits
+from rpel.peer.net.server import Server
+from rpel.peer.net.snapshot import Snapshot
 from rpel.types import Models
 from support.waiting import PATIENCE
 
@@ -50,7 +50,7 @@ class Credentials:
 def credentials(folder: Path, name: str, days: int = 30) -> Credentials:
     secret, pem = certificates.create(name, days=days)
     actual = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    identity.write_key(actual.key, secret)
+    tls.write_key(actual.key, secret)
     actual.certificate.write_text(pem)
     return actual
 
@@ -265,7 +265,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def hostile(net: Loopback, member: int, script: Script) -> AsyncIterator[list[bytes]]:
     """A member whose server does what the script says after each request; yields the requests that came."""
     own = net.credentials[member]
-    context = identity.server_context(own.certificate, own.key, [p.pem for p in net.credentials])
+    context = tls.server_context(own.certificate, own.key, [p.pem for p in net.credentials])
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -311,7 +311,7 @@ async def told(net: Loopback, context: ssl.SSLContext | None, request: bytes) ->
 
 
 def asking(net: Loopback, own: Credentials) -> ssl.SSLContext:
-    return identity.client_context(own.certificate, own.key, net.credentials[1].pem)
+    return tls.client_context(own.certificate, own.key, net.credentials[1].pem)
 
 
 def wanted(net: Loopback, path: str = "/v1/model/1", method: str = "GET", more: str = "") -> bytes:

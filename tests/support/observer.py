@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 
 from rpel.peer.core.wire import digest
-from rpel.peer.io.client import Client
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.client import Client
+from rpel.peer.net.snapshot import Snapshot
 from support.process_network import Member, ProcessNetwork
 
 

@@ -25,9 +25,9 @@ from rpel.cli import main
 from rpel.learning import MomentumSGD
 from rpel.peer.core.protocol import Publish, Pull, Save, Tell
 from rpel.peer.io import store
-from rpel.peer.io.client import RemoteMember
 from rpel.peer.io.learner import TaskLearner
 from rpel.peer.io.node import Node
+from rpel.peer.net.client import RemoteMember
 
 NAMESPACE = "RPEL_TEST_NAMESPACE"
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000

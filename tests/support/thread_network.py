@@ -15,9 +15,9 @@ from rpel import certificates
 from rpel.peer.config.membership import INIT_FILE, Member, Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
-from rpel.peer.io import identity
 from rpel.peer.io.learner import Blob, Learner
 from rpel.peer.io.node import Node, Round
+from rpel.peer.net import tls
 from rpel.peer.ops.create import draft, stall_proof
 from rpel.peer.ops.demo import free_ports
 from rpel.types import Measured, Models
@@ -119,7 +119,7 @@ def found(
     for i, port in enumerate(free_ports(n)):
         home = folder / f"peer-{i}"
         secret, pem = certificates.create(f"peer-{i}")
-        identity.write_key(home / "peer.key", secret)
+        tls.write_key(home / "peer.key", secret)
         (home / "peer.crt").write_text(pem)
         text = (
             f'id = "peer-{i}"\nmembers = "../members.toml"\nlisten = "127.0.0.1:{port}"\nlog = '

@@ -14,7 +14,7 @@ from rpel.peer.core.wire import Layout
 from rpel.peer.io.learner import TaskLearner, TorchLearner, task_learner
 from rpel.peer.io.node import Node, Progress, Round
 from rpel.peer.io.private import Private, private
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.snapshot import Snapshot
 from rpel.processes import Stop
 from rpel.tasks import Objective
 from rpel.types import Measured

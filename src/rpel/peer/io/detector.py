@@ -12,7 +12,7 @@ from typing import Any
 from rpel.files import atomic
 from rpel.peer.config.membership import Membership
 from rpel.peer.core.evidence import Proof, Signed, Witness, evidence, of_member, sign, verified
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.snapshot import Snapshot
 
 _LARGEST = 64 << 10  # bytes of a file of evidence
 _log = logging.getLogger("rpel")

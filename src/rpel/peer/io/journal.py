@@ -25,7 +25,7 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.core.evidence import line_signed_by, of_member, sign_line
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.metrics import Point
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.snapshot import Snapshot
 from rpel.types import Measured, Outcome
 
 log = logging.getLogger("rpel")

@@ -21,7 +21,7 @@ import prometheus_client as prometheus
 
 from rpel.peer.config.settings import listen_address
 from rpel.peer.core.protocol import Report
-from rpel.peer.io.http import Line, Reply, Request
+from rpel.peer.net.http import Line, Reply, Request
 from rpel.types import Measured, Outcome, PullResult
 from rpel.version import __version__
 

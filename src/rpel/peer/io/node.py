@@ -39,23 +39,23 @@ from rpel.peer.core.protocol import (
     Sampler,
     Terms,
 )
-from rpel.peer.io.background import Background, Woken
-from rpel.peer.io.client import Client
 from rpel.peer.io.detector import EquivocationDetector
-from rpel.peer.io.http import Reply
-from rpel.peer.io.identity import no_core_dumps
 from rpel.peer.io.journal import AUDIT_FILE, Journal, Repeats, history
 from rpel.peer.io.learner import Learner
-from rpel.peer.io.limits import Limits, reserve_descriptors
 from rpel.peer.io.metrics import Pages
 from rpel.peer.io.model_files import MODEL_FILE, export, initial_model
 from rpel.peer.io.page import headers, page
 from rpel.peer.io.pulls import Pulls
-from rpel.peer.io.server import Server
 from rpel.peer.io.service import PeerService
-from rpel.peer.io.snapshot import Snapshot, take
 from rpel.peer.io.store import Store, rounds_kept
 from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher, in_force
+from rpel.peer.net.background import Background, Woken
+from rpel.peer.net.client import Client
+from rpel.peer.net.http import Reply
+from rpel.peer.net.limits import Limits, reserve_descriptors
+from rpel.peer.net.server import Server
+from rpel.peer.net.snapshot import Snapshot, take
+from rpel.peer.net.tls import no_core_dumps
 from rpel.rules import rule
 from rpel.text import duration
 from rpel.types import Measured, Models, Outcome

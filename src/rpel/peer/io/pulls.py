@@ -1,5 +1,5 @@
 """The pulls of a round: everybody drawn is asked at once, and on a slow line their models are read one after
-the other (see :mod:`rpel.peer.io.intake`).
+the other (see :mod:`rpel.peer.net.intake`).
 
 Invariants: whatever a member makes of its answer, it ends no round; a member that is excluded is not asked;
 with each answer comes what its sender saw signed in the round before.
@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from rpel.peer.core.protocol import Pull
-from rpel.peer.io.client import Answer, Client
 from rpel.peer.io.detector import EquivocationDetector
-from rpel.peer.io.intake import FIRST, Intake
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.client import Answer, Client
+from rpel.peer.net.intake import FIRST, Intake
+from rpel.peer.net.snapshot import Snapshot
 from rpel.text import shortened
 from rpel.types import Models, PullResult
 

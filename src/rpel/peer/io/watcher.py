@@ -15,7 +15,7 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.evidence import FIXED
-from rpel.peer.io.snapshot import take
+from rpel.peer.net.snapshot import take
 
 log = logging.getLogger("rpel")
 

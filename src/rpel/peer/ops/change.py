@@ -15,8 +15,8 @@ from typing import Any
 
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import Config, next_members
-from rpel.peer.io.client import Answer
 from rpel.peer.io.watcher import MembershipWatcher, in_force
+from rpel.peer.net.client import Answer
 from rpel.peer.ops.create import stall_proof
 from rpel.peer.ops.join import grouped, read_entries
 from rpel.peer.ops.watch import Observer

@@ -16,7 +16,7 @@ import numpy as np
 from rpel.peer.api import learner_of
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address
-from rpel.peer.io.client import Answer
+from rpel.peer.net.client import Answer
 from rpel.peer.ops.watch import Observer
 from rpel.types import Health, Models, PullResult
 

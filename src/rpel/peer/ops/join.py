@@ -18,8 +18,8 @@ from rpel.files import write_text
 from rpel.peer.config.membership import INIT_FILE, Member, Membership, duplicates, peer_url
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
-from rpel.peer.io import identity
 from rpel.peer.io.model_files import read_layout
+from rpel.peer.net import tls
 
 METRICS_PORT = 9464
 MEMORY_FILE = "rpel-peer-memory.conf"
@@ -75,11 +75,11 @@ def join(
             raise ValueError(
                 f"{_near(file)} exists already and is not overwritten: choose another folder with --dir"
             )
-    passphrase = identity.read_passphrase(own.passphrase_file) if own.passphrase_file else b""
+    passphrase = tls.read_passphrase(own.passphrase_file) if own.passphrase_file else b""
     secret, pem = certificates.create(own.id, days, passphrase=passphrase)
     member = Member.of(own.id, url, pem, organisation)
     notes = _notes(_near(own.members), member)
-    identity.write_key(own.key, secret)
+    tls.write_key(own.key, secret)
     write_text(own.certificate, pem)
     if not path.exists():
         own.save(path)

@@ -24,9 +24,9 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.core.evidence import of_member, sign
 from rpel.peer.core.wire import Malformed
-from rpel.peer.io.client import Answer
-from rpel.peer.io.http import CLOCK, INIT, LARGEST_HEAD, MODEL, STATUS, Reply, json_reply, parse_request
-from rpel.peer.io.identity import leaf_fingerprint
+from rpel.peer.net.client import Answer
+from rpel.peer.net.http import CLOCK, INIT, LARGEST_HEAD, MODEL, STATUS, Reply, json_reply, parse_request
+from rpel.peer.net.tls import leaf_fingerprint
 from rpel.peer.ops import drill as drills
 from rpel.peer.ops.drill import drill, forge, plainly
 from rpel.peer.ops.watch import Observer

@@ -19,7 +19,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from rpel.peer.config.membership import is_public
-from rpel.peer.io.http import Socket
+from rpel.peer.net.http import Socket
 
 _APART = 0.25  # seconds between two attempts to connect
 _MOST_ADDRESSES = 8  # of one host: whoever announces more is not believed

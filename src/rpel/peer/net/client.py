@@ -3,7 +3,7 @@ until they answer or the deadline comes.
 
 Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is
 accepted only if it is a model of this network in the round wanted, and goes straight into the row that waits
-for it (see :mod:`rpel.peer.io.http`); once a body has begun it is not asked for again;
+for it (see :mod:`rpel.peer.net.http`); once a body has begun it is not asked for again;
 one absolute deadline ends everything.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from rpel.peer.core.evidence import Signed
 from rpel.peer.core.wire import Layout, Malformed, Reception
-from rpel.peer.io.http import (
+from rpel.peer.net.http import (
     CLOCK,
     INIT,
     MODEL,
@@ -36,10 +36,10 @@ from rpel.peer.io.http import (
     Text,
     all_closed,
 )
-from rpel.peer.io.identity import leaf_fingerprint
-from rpel.peer.io.intake import Intake, Place
-from rpel.peer.io.resolver import Resolver, connect
-from rpel.peer.io.snapshot import Snapshot
+from rpel.peer.net.intake import Intake, Place
+from rpel.peer.net.resolver import Resolver, connect
+from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.net.tls import leaf_fingerprint
 from rpel.types import Models, PullResult
 
 _CONNECT = 5.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rpel.peer.core.serve_policy import GONE, Decision, ServePolicy
-from rpel.peer.io.http import (
+from rpel.peer.net.http import (
     CLOCK,
     INIT,
     MODEL,
@@ -35,10 +35,9 @@ from rpel.peer.io.http import (
     json_reply,
     reply_head,
 )
-from rpel.peer.io.identity import leaf_fingerprint
-from rpel.peer.io.limits import Gate, Limits, Pace, Stage, Ticket
-from rpel.peer.io.snapshot import Snapshot
-from rpel.peer.io.store import Body
+from rpel.peer.net.limits import Gate, Limits, Pace, Stage, Ticket
+from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.net.tls import leaf_fingerprint
 from rpel.version import __version__
 
 # encrypted in one go: larger ones hold up others, and malloc maps 128 KiB and more anew each time
@@ -51,6 +50,17 @@ _log = logging.getLogger("rpel")
 
 CallBack = Callable[[Snapshot, int], Awaitable[bool]]
 """(membership, member) → whether that member is reached at its url."""
+
+
+class Body(Protocol):
+    """A model as it travels, read in pieces."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, begin: int, count: int) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class Service(Protocol):

@@ -21,7 +21,7 @@ from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core.evidence import Roster, of_member, signed_by
 from rpel.peer.core.protocol import Terms
-from rpel.peer.io.identity import KeyFile, ProtectedKey, client_context, read_key, server_context
+from rpel.peer.net.tls import KeyFile, ProtectedKey, client_context, read_key, server_context
 from rpel.rules import rule
 
 

@@ -1,0 +1,1 @@
+"""The network of a peer: TLS, HTTP, and both of its ends."""

@@ -19,7 +19,7 @@ from rpel.backend.ordering import operate
 from rpel.backend.torch import Torch
 from rpel.config import spec
 from rpel.randomness import stream
-from rpel.simulation import communicator, launch
+from rpel.simulation import workers as launch
 from rpel.simulation.engine import Simulation
 from rpel.simulation.inputs import Objects, build_backend, build_task, gather
 from rpel.simulation.methods import resolve
@@ -245,7 +245,7 @@ def test_two_workers_end_where_one_does_through_buffers_too(
     given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": model}
     one = rpel.simulate(**given, out=tmp_path / "1")
     # worker 0 treats its tensors as those of a device that gloo does not reach; worker 1 does not
-    monkeypatch.setattr(communicator, "reachable", lambda part: False)
+    monkeypatch.setattr(launch, "reachable", lambda part: False)
     two = rpel.simulate(**given, workers=2, out=tmp_path / "2")
     np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
 

@@ -19,13 +19,13 @@ from rpel.processes import free_memory
 from rpel.rules import PreAggregation, rule
 from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
-from rpel.simulation import launch
+from rpel.simulation import workers as launch
 from rpel.simulation.api import simulate
-from rpel.simulation.communicator import Group, LostError
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
+from rpel.simulation.workers import Group, LostError
 from support.paths import TESTS
 from support.runs import differences
 

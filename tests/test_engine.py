@@ -18,11 +18,11 @@ from rpel.config.spec import load
 from rpel.learning import Aggregation, MomentumSGD, aggregate
 from rpel.models import model
 from rpel.runs.certificate import certificate
-from rpel.simulation.communicator import Group
-from rpel.simulation.delivery import Roster
 from rpel.simulation.engine import Simulation
-from rpel.simulation.evaluation import spread
+from rpel.simulation.evaluate import spread
 from rpel.simulation.methods import ResolvedSpec, resolve
+from rpel.simulation.network import Roster
+from rpel.simulation.workers import Group
 from rpel.tasks import Classification
 from rpel.topology import AllToAll, Pull
 from rpel.types import Received

@@ -25,8 +25,8 @@ from rpel.runs.record import Result
 from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, resume, simulate
-from rpel.simulation.delivery import Roster
 from rpel.simulation.inputs import Objects
+from rpel.simulation.network import Roster
 from support.own import blobs
 from support.runs import TINY, checkpoints, differences, rounds_written, tiny
 

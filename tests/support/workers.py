@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rpel.config.spec import Spec
 from rpel.runs.folder import RunFolder
-from rpel.simulation import launch
+from rpel.simulation import workers as launch
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned

@@ -27,11 +27,10 @@ from rpel.processes import Stop
 from rpel.runs.columns import Row, ends, headline, prefix
 from rpel.runs.folder import RunFolder, is_by_row
 from rpel.runs.journal import Journal, number
-from rpel.simulation.communicator import Communicator
 from rpel.simulation.engine import Simulation
-from rpel.simulation.evaluation import Evaluation
+from rpel.simulation.evaluate import Evaluation, Metrics
 from rpel.simulation.methods import ResolvedSpec
-from rpel.simulation.metrics import Metrics
+from rpel.simulation.workers import Communicator
 from rpel.types import Integers, RoundInfo
 
 log = logging.getLogger("rpel")

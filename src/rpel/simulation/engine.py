@@ -27,10 +27,8 @@ from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.randomness import draws
-from rpel.simulation.asynchrony import AsynchronousRounds
-from rpel.simulation.communicator import ALONE, Communicator, Shards
-from rpel.simulation.delivery import CodedNetwork, SimulatedNetwork, victim_by_victim
-from rpel.simulation.evaluation import (
+from rpel.simulation.asynchrony import AsynchronousRounds, of_round
+from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
     Evaluation,
@@ -39,8 +37,9 @@ from rpel.simulation.evaluation import (
     spread,
 )
 from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
+from rpel.simulation.network import CodedNetwork, SimulatedNetwork, victim_by_victim
 from rpel.simulation.private import private
-from rpel.simulation.schedule import of_round
+from rpel.simulation.workers import ALONE, Communicator, Shards
 from rpel.tasks import Objective
 from rpel.text import count, human_bytes
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo

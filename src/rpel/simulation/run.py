@@ -25,12 +25,12 @@ from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Result, RunSet
 from rpel.runs.reuse import choose, resumed
-from rpel.simulation import launch
+from rpel.simulation import workers as group
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
-from rpel.simulation.communicator import Communicator, LostError
 from rpel.simulation.inputs import Download, Inputs, Load, Objects, available, code_versions, gather, loader
 from rpel.simulation.methods import ResolvedSpec, remark, resolve
 from rpel.simulation.runner import Run
+from rpel.simulation.workers import Communicator, LostError
 
 log = logging.getLogger("rpel")
 
@@ -103,7 +103,7 @@ def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
         raise ValueError(
             "workers share runs whose data and model have names: with objects from Python, workers=1"
         )
-    with launch.joined(spec) as workers:
+    with group.joined(spec) as workers:
         try:
             yield workers
         except (ValueError, Interrupted) as error:
@@ -142,7 +142,7 @@ def resume(
     except ValueError:  # a rule or an attack that is not here: a finished run can be returned all the same
         ours = versions(spec.device)
     folder = RunFolder(path if force else resumed(path, ours), tensorboard)
-    if not launch.placed() and (found := stored(folder, ours)) is not None:
+    if not group.placed() and (found := stored(folder, ours)) is not None:
         return found
     code = folder.code()
     if not force and code not in (None, ours["code"]):

@@ -29,11 +29,11 @@ from rpel.simulation.callbacks import (
     UserCallbacks,
     Write,
 )
-from rpel.simulation.communicator import ALONE, Communicator
 from rpel.simulation.engine import Simulation
+from rpel.simulation.evaluate import Metrics
 from rpel.simulation.inputs import Inputs, build_backend, build_task
 from rpel.simulation.methods import METHODS, ResolvedSpec
-from rpel.simulation.metrics import Metrics
+from rpel.simulation.workers import ALONE, Communicator
 
 
 class Run:

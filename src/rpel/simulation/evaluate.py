@@ -1,23 +1,110 @@
-"""What a run has shown so far: a row of metrics a round, hostile counts,
-and every node's accuracy when evaluated.
+"""What models show: accuracy of each honest node, the gradient norm, the spread; and the run's record of it.
 
-Invariants: all but the rows goes into the checkpoint, and a row is written before the checkpoint that covers
-it, so a resumed run ends with the same metrics; a number that overflowed is null.
+Invariants of the record: everything but its rows goes into the checkpoint, and a row is written before the
+checkpoint that covers it, so a resumed run ends with the same metrics; a number that overflowed is null.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.backend.base import Backend, backend
 from rpel.runs.columns import COLUMNS, METRIC, Row
 from rpel.runs.journal import number
-from rpel.types import RoundInfo
+from rpel.simulation.workers import ALONE, Communicator
+from rpel.tasks import Classification, Objective
+from rpel.types import Floats, Integers, Models, RoundInfo
 
-if TYPE_CHECKING:  # torch comes with it, and a folder is read without
-    from rpel.simulation.evaluation import Evaluation
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy (h,) and loss (h,) of the honest nodes;
+    ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them; None in a private run.
+
+    ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
+    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round;
+    ``metrics`` (h,) each, by name, and ``better`` says of which more is better.
+    Without classes the accuracy is NaN.
+    """
+
+    accuracy: Floats
+    loss: Floats
+    grad_norm: float | None
+    attack_success: Floats | None = None
+    output_accuracy: Floats | None = None
+    metrics: dict[str, Floats] = field(default_factory=dict)
+    better: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        return float(self.accuracy.mean())
+
+    @property
+    def worst(self) -> float:
+        return float(self.accuracy.min())
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.accuracy))
+
+
+GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
+"""‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples:
+at all of them it would cost rounds."""
+
+
+def evaluate(
+    task: Objective, x: Models, local: Models, subset: Integers | None, rows: Integers
+) -> dict[str, NDArray[np.float64]]:
+    """Columns (h,) of the models of the nodes in these rows: accuracy, loss, metrics as ``metric.<name>``,
+    and the success of a backdoor, where there is one."""
+    if not isinstance(task, Classification):
+        return dict(zip(("accuracy", "loss"), task.evaluate(x, local, subset), strict=True))
+    found = task.measure(x, local, subset) | task.measure_own(x, local, rows)
+    success = task.attack_success(x, local, subset)
+    return found if success is None else found | {"attack_success": success}
+
+
+def gradient_norms(
+    task: Objective,
+    x: Models,
+    local: Models,
+    arrays: Backend | None = None,
+    examples: int = GRADIENT_EXAMPLES,
+) -> Floats:
+    """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
+    arrays = arrays or backend("numba")
+    found = [task.full_gradient(x[i : i + 1], local[i : i + 1], examples) for i in range(len(x))]
+    return np.array([arrays.squared_lengths(g)[0] for g in found])
+
+
+def spread(
+    x: Models, workers: Communicator = ALONE, nodes: int | None = None, arrays: Backend | None = None
+) -> tuple[Floats, float]:
+    """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h,
+    of all.
+
+    >>> mean, distance = spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
+    >>> mean.tolist(), distance
+    ([1.0, 0.0], 1.0)
+    """
+    arrays = arrays or backend("numba")
+    h, d = len(x) if nodes is None else nodes, x.shape[1]
+    mean, deviation = arrays.sums(d, x), arrays.sums(d, x)
+    workers.add(mean, lambda columns: arrays.add_rows(x, columns, mean))
+    mean /= h
+    workers.tell_last(mean)
+    workers.add(deviation, lambda columns: arrays.add_deviations(x, mean, columns, deviation))
+    distance = np.array([arrays.sum_columns(deviation) / h])
+    workers.tell_last(distance)
+    return mean, float(distance[0])
+
+
+# --- the record ---------------------------------------------------------------------------------------------
 
 _AHEAD = "record.ahead."
 _INITIAL_LOSS = "record.initial_loss"
@@ -53,17 +140,17 @@ class Metrics:
         self.eval_rounds, self.accuracies = [0], [np.full(h, found["accuracy"])]
         self.measured = {name: [np.full(h, found.get(f"{METRIC}{name}", math.nan))] for name in names}
 
-    def row(self, info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
+    def row(self, info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> Row:
         """The row of a round: what was measured, its evaluation if there was one, bytes and time."""
         diverged = info.diverged if shown is None else max(info.diverged, self._diverged(shown))
         return _row(info, shown, sent, seconds) | {"diverged": diverged} | _metrics(shown, self.measured)
 
-    def _diverged(self, shown: "Evaluation") -> int:
+    def _diverged(self, shown: Evaluation) -> int:
         """The number of honest nodes whose test loss says that they diverged."""
         limit = DIVERGED * max(self.initial_loss, 1.0)  # a loss may begin near 0, or below
         return int(np.sum(~(shown.loss <= (limit if math.isfinite(limit) else math.inf))))
 
-    def add(self, info: RoundInfo, shown: "Evaluation | None", row: Row) -> None:
+    def add(self, info: RoundInfo, shown: Evaluation | None, row: Row) -> None:
         """Take in one round with its row."""
         self.counts[info.round - 1] = info.hostile
         self.rows.append(row)
@@ -116,7 +203,7 @@ class Metrics:
         return RoundInfo(**ahead) if ahead else None
 
 
-def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float) -> Row:
+def _row(info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> Row:
     row: Row = dict.fromkeys(COLUMNS)
     row |= {
         "round": info.round,
@@ -151,7 +238,7 @@ def _row(info: RoundInfo, shown: "Evaluation | None", sent: int, seconds: float)
     return row
 
 
-def _metrics(shown: "Evaluation | None", names: Iterable[str]) -> Row:
+def _metrics(shown: Evaluation | None, names: Iterable[str]) -> Row:
     """The columns of the metrics: the mean over the honest nodes, and the worst of them."""
     row: Row = {}
     for name in names:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.io.node import Node
+from rpel.peer.node.node import Node
 from rpel.peer.ops.demo import free_ports
 from rpel.types import Measured, Outcome, PullResult
 from support.paths import ROOT

@@ -101,7 +101,7 @@ print(dict(rpel.rules.registry.about())["winsorized_mean"])
 
 from rpel.peer.config.settings import check_task
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.learner import task_learner
+from rpel.peer.learn.learner import task_learner
 shapes = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
 layout = Layout(tuple(shapes), tuple(shapes.values()), np.dtype("float32"))
 learner = task_learner(check_task("quadrants"), index=1, nodes=4, run="r",

@@ -28,7 +28,7 @@ from rpel.models import flatten, model
 from rpel.optim import LocalMomentum
 from rpel.peer.core.protocol import Checkpoint, make_ready
 from rpel.peer.core.wire import Layout, digest
-from rpel.peer.io.store import Store
+from rpel.peer.state.store import Store
 from rpel.rules import rule
 from rpel.types import Outcome
 from support.paths import ROOT

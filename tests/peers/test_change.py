@@ -192,7 +192,7 @@ def test_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
 
 
 def test_unannounced_newcomer_is_refused_with_the_reason(net: NetworkFiles, tmp_path: Path) -> None:
-    from rpel.peer.io.node import Node
+    from rpel.peer.node.node import Node
 
     entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
     shutil.copy(tmp_path / "members.toml", tmp_path / "new")

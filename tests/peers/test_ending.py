@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.protocol import Save, make_ready
-from rpel.peer.io.node import Node
+from rpel.peer.node.node import Node
 from rpel.rules import rule
 from rpel.types import Models
 from support.thread_network import QuadraticLearner, Running, ended, found

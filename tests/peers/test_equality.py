@@ -24,10 +24,10 @@ from rpel.peer.config.settings import Config
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Layout, Reordering
-from rpel.peer.io.learner import TaskLearner, built_in, training
-from rpel.peer.io.model_files import MODEL_FILE
-from rpel.peer.io.node import Node
-from rpel.peer.io.store import Store
+from rpel.peer.learn.learner import TaskLearner, built_in, training
+from rpel.peer.node.node import Node
+from rpel.peer.state.models import MODEL_FILE
+from rpel.peer.state.store import Store
 from rpel.randomness import stream
 from rpel.simulation.api import simulate
 from rpel.simulation.engine import Simulation

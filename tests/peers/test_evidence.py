@@ -25,9 +25,9 @@ from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, s
 from rpel.peer.core.protocol import make_ready
 from rpel.peer.io import detector
 from rpel.peer.io.detector import keep, verify
-from rpel.peer.io.journal import Audit, RoundLog, check_audit, verify_audit
-from rpel.peer.io.node import Node, SecondInstanceError
+from rpel.peer.node.node import Node, SecondInstanceError
 from rpel.peer.ops.redteam import RedTeam
+from rpel.peer.state.journal import Audit, RoundLog, check_audit, verify_audit
 from rpel.rules import rule
 from support.commands import rpel
 from support.loopback import membership as a_membership

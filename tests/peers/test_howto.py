@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import rpel
-from rpel.peer.io.learner import seed_of
+from rpel.peer.learn.learner import seed_of
 from support.namespaces import possible
 from support.paths import ROOT
 from support.waiting import pace

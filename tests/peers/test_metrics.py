@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rpel.peer.core.protocol import Report
-from rpel.peer.io.journal import Repeats, RoundLog, line
 from rpel.peer.io.metrics import Metrics, Pages
+from rpel.peer.state.journal import Repeats, RoundLog, line
 from rpel.types import Measured
 
 NAMES = ("ada", "bob", "cyd")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rpel import cli
-from rpel.peer.io.node import Node
+from rpel.peer.node.node import Node
 from rpel.peer.ops.check import MARGIN, Checked, suggestion
 from rpel.types import Health
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found, write_init

@@ -21,11 +21,11 @@ from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import Proof, Signed, of_member, sign
 from rpel.peer.io.detector import keep
-from rpel.peer.io.learner import seed_of
-from rpel.peer.io.model_files import load
+from rpel.peer.learn.learner import seed_of
 from rpel.peer.net import tls
 from rpel.peer.ops.create import NewNetwork, new, stall_proof
 from rpel.peer.ops.join import join, usual_listen
+from rpel.peer.state.models import load
 from support.commands import rpel
 
 EPOCH = 4e9

@@ -27,12 +27,12 @@ from rpel import certificates
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.core import wire
 from rpel.peer.core.protocol import make_ready, sizes
-from rpel.peer.io.model_files import initial_body
-from rpel.peer.io.node import Node, Round, from_os
-from rpel.peer.io.store import Store
-from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher
 from rpel.peer.net import tls
 from rpel.peer.net.client import RemoteMember
+from rpel.peer.node.node import Node, Round, from_os
+from rpel.peer.state.memberships import IN_FORCE, MembershipWatcher
+from rpel.peer.state.models import initial_body
+from rpel.peer.state.store import Store
 from rpel.rules import rule
 from rpel.types import Models, Outcome
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found

@@ -19,13 +19,13 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.io.model_files import read_layout
-from rpel.peer.io.node import Node
-from rpel.peer.io.store import Store
-from rpel.peer.io.watcher import MembershipWatcher
 from rpel.peer.net.background import Background
+from rpel.peer.node.node import Node
 from rpel.peer.ops.join import MEMORY_FILE, join
 from rpel.peer.ops.watch import Observer
+from rpel.peer.state.memberships import MembershipWatcher
+from rpel.peer.state.models import read_layout
+from rpel.peer.state.store import Store
 from rpel.rules import Rule
 from rpel.types import Outcome
 from support.loopback import SMALL, loopback, model

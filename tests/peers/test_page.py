@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpel.peer.io.journal import history
-from rpel.peer.io.node import Node, Round
-from rpel.peer.io.page import drawn
+from rpel.peer.node.node import Node, Round
+from rpel.peer.node.page import drawn
+from rpel.peer.state.journal import history
 from rpel.types import Outcome
 from rpel.version import __version__
 from support.browser import in_chromium

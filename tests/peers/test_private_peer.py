@@ -15,9 +15,9 @@ from rpel.models import model
 from rpel.peer.api import learner_of
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.learner import TaskLearner, built_in, task_learner, training
-from rpel.peer.io.node import Node
-from rpel.peer.io.private import private
+from rpel.peer.learn.learner import TaskLearner, built_in, task_learner, training
+from rpel.peer.learn.privacy import private
+from rpel.peer.node.node import Node
 from rpel.peer.ops.create import new, stall_proof
 from support.thread_network import Running, ended, found
 

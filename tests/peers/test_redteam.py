@@ -18,8 +18,8 @@ from rpel.config.record import parse_pairs
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import of_member, sign
 from rpel.peer.core.protocol import make_ready
-from rpel.peer.io.node import Node
 from rpel.peer.net.tls import read_key
+from rpel.peer.node.node import Node
 from rpel.peer.ops.drill import MISBEHAVIOURS, drill
 from rpel.peer.ops.redteam import Deed, RedTeam
 from rpel.types import Models

@@ -23,8 +23,8 @@ import pytest
 from rpel import files
 from rpel.peer.core.protocol import Checkpoint, LentRow, Record
 from rpel.peer.core.wire import Layout
-from rpel.peer.io import store as store_module
-from rpel.peer.io.store import Store, rounds_kept
+from rpel.peer.state import store as store_module
+from rpel.peer.state.store import Store, rounds_kept
 from support.virtual_network import Disk
 
 LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import serialization
 from rpel import cli
 from rpel.cli.peer import members_now
 from rpel.cli.terminal import stdout
-from rpel.peer.io.node import Node
 from rpel.peer.net.client import Answer
+from rpel.peer.node.node import Node
 from rpel.peer.ops import watch
 from rpel.peer.ops.watch import Seen, State, seen
 from rpel.types import PullResult

@@ -22,8 +22,8 @@ from multidict import CIMultiDict
 from rpel import models
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, Malformed, Reception
-from rpel.peer.io import model_files
 from rpel.peer.net import http
+from rpel.peer.state import models as model_files
 from rpel.types import Models, WireName
 from rpel.wire import Wire
 

@@ -20,7 +20,7 @@ from rpel.optim import LocalMomentum
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, split
-from rpel.peer.io.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
+from rpel.peer.learn.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
 from rpel.tasks import Classification, Task
 from rpel.types import Measured, Models
 

@@ -17,13 +17,13 @@ from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import listen_address
 from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.store import Body
 from rpel.peer.net import tls
 from rpel.peer.net.client import Answer, Client
 from rpel.peer.net.intake import Intake
 from rpel.peer.net.limits import Limits
 from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.state.store import Body
 from rpel.types import Models
 from support.waiting import PATIENCE
 

@@ -24,10 +24,10 @@ from typing import IO, Any
 from rpel.cli import main
 from rpel.learning import MomentumSGD
 from rpel.peer.core.protocol import Publish, Pull, Save, Tell
-from rpel.peer.io import store
-from rpel.peer.io.learner import TaskLearner
-from rpel.peer.io.node import Node
+from rpel.peer.learn.learner import TaskLearner
 from rpel.peer.net.client import RemoteMember
+from rpel.peer.node.node import Node
+from rpel.peer.state import store
 
 NAMESPACE = "RPEL_TEST_NAMESPACE"
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000

@@ -25,9 +25,9 @@ import numpy as np
 
 from rpel.peer.config import membership
 from rpel.peer.core import wire
-from rpel.peer.io import model_files
 from rpel.peer.ops.create import new, stall_proof
 from rpel.peer.ops.join import join
+from rpel.peer.state import models as model_files
 from rpel.processes import start
 from rpel.types import Models
 from support.paths import TESTS

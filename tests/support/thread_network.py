@@ -15,9 +15,9 @@ from rpel import certificates
 from rpel.peer.config.membership import INIT_FILE, Member, Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
-from rpel.peer.io.learner import Blob, Learner
-from rpel.peer.io.node import Node, Round
+from rpel.peer.learn.learner import Blob, Learner
 from rpel.peer.net import tls
+from rpel.peer.node.node import Node, Round
 from rpel.peer.ops.create import draft, stall_proof
 from rpel.peer.ops.demo import free_ports
 from rpel.types import Measured, Models

@@ -24,7 +24,7 @@ from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.evidence import Proof, Signed, Witness
 from rpel.peer.core.protocol import Checkpoint, Effect, LentRow, Memory, Pulled, Record, Report, Terms
 from rpel.peer.core.serve_policy import SERVED, ServePolicy
-from rpel.peer.io.store import CHECKPOINTS, RECORDS
+from rpel.peer.state.store import CHECKPOINTS, RECORDS
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 

@@ -156,8 +156,8 @@ def export(
         out (--out, -o): The file to write.
     """
     from rpel.peer.config.settings import Config
-    from rpel.peer.io.model_files import export, initial_model
-    from rpel.peer.io.watcher import MembershipWatcher, in_force
+    from rpel.peer.state.memberships import MembershipWatcher, in_force
+    from rpel.peer.state.models import export, initial_model
 
     own = Config.load(config)
     m = in_force(own, MembershipWatcher(own))
@@ -360,7 +360,7 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
     """
     from rpel.peer.config.membership import Membership
     from rpel.peer.io.detector import verify
-    from rpel.peer.io.journal import verify_audit
+    from rpel.peer.state.journal import verify_audit
 
     if evidence.is_dir():
         raise ValueError(f"{evidence} is a folder: give a peer's audit.jsonl, or a file of its evidence")
@@ -386,7 +386,7 @@ def verify(evidence: Path, members: opt.Members = opt.MEMBERS, as_json: opt.Json
 
 
 def _say_audit(path: Path, lines: Sequence[dict[str, Any]], as_json: bool) -> None:
-    from rpel.peer.io.journal import missing_rounds
+    from rpel.peer.state.journal import missing_rounds
 
     last, missing = lines[-1], missing_rounds(lines)
     gaps = [{"before_round": line.get("round"), **line["gap"]} for line in lines if "gap" in line]

@@ -11,10 +11,10 @@ from torch import nn
 
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.learner import TaskLearner, TorchLearner, task_learner
-from rpel.peer.io.node import Node, Progress, Round
-from rpel.peer.io.private import Private, private
+from rpel.peer.learn.learner import TaskLearner, TorchLearner, task_learner
+from rpel.peer.learn.privacy import Private, private
 from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.node.node import Node, Progress, Round
 from rpel.processes import Stop
 from rpel.tasks import Objective
 from rpel.types import Measured

@@ -22,6 +22,7 @@ import prometheus_client as prometheus
 from rpel.peer.config.settings import listen_address
 from rpel.peer.core.protocol import Report
 from rpel.peer.net.http import Line, Reply, Request
+from rpel.peer.state.journal import Point
 from rpel.types import Measured, Outcome, PullResult
 from rpel.version import __version__
 
@@ -30,18 +31,6 @@ log = logging.getLogger("rpel")
 _LITERAL = re.compile(r"[0-9.]+|\[[0-9a-fA-F:.]+\]")
 _HISTORY = 5000  # rounds that the page can draw
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One round in the history that the page draws."""
-
-    round: int
-    outcome: Outcome
-    asked: int
-    received: int
-    accuracy: float | None = None
-    loss: float | None = None
 
 
 @dataclass

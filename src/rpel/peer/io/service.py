@@ -15,9 +15,9 @@ from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
 from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.io.model_files import initial_body
-from rpel.peer.io.store import Body, Store
 from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.state.models import initial_body
+from rpel.peer.state.store import Body, Store
 from rpel.privacy import Budget
 from rpel.version import __version__
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import Config, next_members
-from rpel.peer.io.watcher import MembershipWatcher, in_force
 from rpel.peer.net.client import Answer
 from rpel.peer.ops.create import stall_proof
 from rpel.peer.ops.join import grouped, read_entries
 from rpel.peer.ops.watch import Observer
+from rpel.peer.state.memberships import MembershipWatcher, in_force
 from rpel.text import duration
 
 _HASH = re.compile("[0-9a-f]{64}")

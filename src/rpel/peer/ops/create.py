@@ -15,9 +15,9 @@ from rpel.files import atomic
 from rpel.peer.config.membership import INIT_FILE, Membership, content_hash
 from rpel.peer.config.settings import BUILT_IN_TASKS, check_task
 from rpel.peer.core import wire
-from rpel.peer.io import model_files
-from rpel.peer.io.learner import training
-from rpel.peer.io.private import ASKED, asked_of
+from rpel.peer.learn.learner import training
+from rpel.peer.learn.privacy import ASKED, asked_of
+from rpel.peer.state import models as model_files
 from rpel.planning import Plan
 from rpel.planning.traffic import shortest_period
 from rpel.types import CONFIDENCE, ROBUST_RULE

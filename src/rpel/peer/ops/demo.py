@@ -133,7 +133,7 @@ def prepare(path: str) -> None:
     """What a peer does before it listens."""
     from rpel.peer.api import learner_of
     from rpel.peer.core.protocol import make_ready
-    from rpel.peer.io.node import Node
+    from rpel.peer.node.node import Node
 
     node = Node(Config.load(path))
     terms = node.now.terms

@@ -18,8 +18,8 @@ from rpel.files import write_text
 from rpel.peer.config.membership import INIT_FILE, Member, Membership, duplicates, peer_url
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.model_files import read_layout
 from rpel.peer.net import tls
+from rpel.peer.state.models import read_layout
 
 METRICS_PORT = 9464
 MEMORY_FILE = "rpel-peer-memory.conf"

@@ -18,8 +18,8 @@ from rpel.config.spec import Training
 from rpel.peer.config.membership import INIT_FILE, OUTER, Membership
 from rpel.peer.config.settings import BUILT_IN_TASKS, Config
 from rpel.peer.core import wire
-from rpel.peer.io.learner import own_task, seed_of, training
-from rpel.peer.io.model_files import load
+from rpel.peer.learn.learner import own_task, seed_of, training
+from rpel.peer.state.models import load
 from rpel.runs.columns import ends
 from rpel.runs.record import Result
 from rpel.simulation.api import simulate

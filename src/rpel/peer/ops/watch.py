@@ -16,10 +16,10 @@ from rpel.certificates import check_id
 from rpel.peer.config.settings import Config
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.model_files import initial_model
-from rpel.peer.io.watcher import MembershipWatcher, in_force
 from rpel.peer.net.client import Answer, Client, RemoteMember, version_of
 from rpel.peer.net.snapshot import Snapshot, take
+from rpel.peer.state.memberships import MembershipWatcher, in_force
+from rpel.peer.state.models import initial_model
 from rpel.types import Models, Outcome, PullResult
 
 _LARGEST = 10**12

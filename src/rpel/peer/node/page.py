@@ -18,8 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rpel.peer.config.membership import PROTOCOL
-from rpel.peer.io.metrics import Point
 from rpel.peer.io.service import PeerService
+from rpel.peer.state.journal import Point
 from rpel.text import count, duration, visible
 from rpel.types import Outcome, PullResult
 from rpel.version import __version__
@@ -63,12 +63,12 @@ def policy() -> str:
 
 @cache
 def _style() -> str:
-    return (resources.files("rpel.peer.io") / "templates" / "page.css").read_text("utf-8")
+    return (resources.files("rpel.peer.node") / "templates" / "page.css").read_text("utf-8")
 
 
 @cache
 def _environment() -> Environment:
-    loader = PackageLoader("rpel.peer.io", "templates")
+    loader = PackageLoader("rpel.peer.node", "templates")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 

@@ -40,15 +40,10 @@ from rpel.peer.core.protocol import (
     Terms,
 )
 from rpel.peer.io.detector import EquivocationDetector
-from rpel.peer.io.journal import AUDIT_FILE, Journal, Repeats, history
-from rpel.peer.io.learner import Learner
 from rpel.peer.io.metrics import Pages
-from rpel.peer.io.model_files import MODEL_FILE, export, initial_model
-from rpel.peer.io.page import headers, page
 from rpel.peer.io.pulls import Pulls
 from rpel.peer.io.service import PeerService
-from rpel.peer.io.store import Store, rounds_kept
-from rpel.peer.io.watcher import IN_FORCE, MembershipWatcher, in_force
+from rpel.peer.learn.learner import Learner
 from rpel.peer.net.background import Background, Woken
 from rpel.peer.net.client import Client
 from rpel.peer.net.http import Reply
@@ -56,6 +51,11 @@ from rpel.peer.net.limits import Limits, reserve_descriptors
 from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot, take
 from rpel.peer.net.tls import no_core_dumps
+from rpel.peer.node.page import headers, page
+from rpel.peer.state.journal import AUDIT_FILE, Journal, Repeats, history
+from rpel.peer.state.memberships import IN_FORCE, MembershipWatcher, in_force
+from rpel.peer.state.models import MODEL_FILE, export, initial_model
+from rpel.peer.state.store import Store, rounds_kept
 from rpel.rules import rule
 from rpel.text import duration
 from rpel.types import Measured, Models, Outcome

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
@@ -24,7 +25,6 @@ from typing import Any
 from rpel.peer.config.membership import Membership
 from rpel.peer.core.evidence import line_signed_by, of_member, sign_line
 from rpel.peer.core.protocol import Report
-from rpel.peer.io.metrics import Point
 from rpel.peer.net.snapshot import Snapshot
 from rpel.types import Measured, Outcome
 
@@ -34,6 +34,18 @@ AUDIT_FILE = "audit.jsonl"
 _FIRST = "0" * 64
 _UNMEASURED = Measured()
 _LONGEST_LINES = 4 << 20  # bytes in which the last two lines of a log lie
+
+
+@dataclass(frozen=True)
+class Point:
+    """One round in the history that the page draws."""
+
+    round: int
+    outcome: Outcome
+    asked: int
+    received: int
+    accuracy: float | None = None
+    loss: float | None = None
 
 
 class Journal:

@@ -15,7 +15,7 @@ from rpel.peer.config.membership import INIT_FILE, Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.store import UNREADABLE, Body, read_checkpoint, rounds_kept
+from rpel.peer.state.store import UNREADABLE, Body, read_checkpoint, rounds_kept
 from rpel.types import Models
 
 MODEL_FILE = "model.safetensors"

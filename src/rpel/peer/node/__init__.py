@@ -1,0 +1,1 @@
+"""A peer on a real machine: the driver of the protocol, what it measures, and the pages of its operator."""

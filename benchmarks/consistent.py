@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rpel
-from rpel import plots
+from rpel.studies import plots
 
 ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "sign_flipping": ("sign_flipping", {}),
@@ -75,7 +75,7 @@ def run(label: str, consistent: bool, seeds: Sequence[int], runs: Path, data: Pa
             out=str(runs),
             **SETTING,
         )
-        last = {key: result.history[key][-1] for key in NUMBERS}
+        last = {key: result.history[key].iloc[-1] for key in NUMBERS}
         values.append([float(last[key]) for key in NUMBERS])
     print(
         f"{label}{', consistent' if consistent else ''}: {np.mean(values, axis=0).round(4).tolist()}",
@@ -119,7 +119,7 @@ def table(pairs: dict[str, tuple[Cell, Cell]], calm: Cell) -> None:
 
 def draw(pairs: dict[str, tuple[Cell, Cell]], calm: Cell, path: Path) -> None:
     """Two panels: what the worst node loses against no attack, and how far the honest models end apart."""
-    figure, ((lost, apart),) = plots.panels(9.0, 0.38 * len(pairs) + 1.6, 1, 2, sharey=True)
+    figure, ((lost, apart),) = plots.canvas(9.0, 0.38 * len(pairs) + 1.6, 1, 2, sharey=True)
     places = np.arange(len(pairs))[::-1]
     kinds = (("each victim its own vector", plots.COLOURS[1]), ("one vector for all", plots.COLOURS[0]))
     for k, (name, colour) in enumerate(kinds):

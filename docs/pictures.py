@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel import plots
+from rpel.studies import plots
 
 HONEST, HOSTILE = plots.COLOURS[:2]
 
@@ -35,7 +35,7 @@ def _arrow(axes: Any, start: Any, end: Any, colour: str) -> None:
 def round_picture() -> Any:
     """Local step, pull, aggregate."""
     places, hostile, me, asked = _ring(12), {2, 7, 10}, 0, [2, 4, 5, 8, 10]
-    figure, (panels,) = plots.panels(10, 3.6, 1, 3)
+    figure, (panels,) = plots.canvas(10, 3.6, 1, 3)
     titles = ["1  local step", "2  pull s = 5 random peers", "3  aggregate, tolerating b_hat = 2"]
     for axes, title in zip(panels, titles, strict=True):
         _nodes(axes, places, hostile, me)
@@ -59,7 +59,7 @@ def push_picture() -> Any:
     """The hostile share of what one victim holds, push against pull."""
     rng = np.random.default_rng(0)
     rounds = np.arange(1, 201)
-    figure, axes = plots.canvas(7, 3)
+    figure, ((axes,),) = plots.canvas(7, 3)
     pulled = rng.hypergeometric(10, 89, 16, size=200) / 17
     honest = rng.binomial(89, 16 / 99, size=200)
     axes.plot(
@@ -78,7 +78,7 @@ def trim_picture() -> Any:
     rng = np.random.default_rng(1)
     honest, forged = rng.normal(0.5, 0.12, 9), np.full(7, 2.0) + rng.normal(0, 0.02, 7)
     values = np.sort(np.concatenate([honest, forged]))
-    figure, axes = plots.canvas(7, 1.9)
+    figure, ((axes,),) = plots.canvas(7, 1.9)
     axes.scatter(honest, np.zeros(9), color=HONEST, s=60, label="honest", zorder=3)
     axes.scatter(forged, np.zeros(7), color=HOSTILE, s=60, label="forged", zorder=3)
     axes.axvline(values.mean(), color=plots.SOFT, linestyle="--", label="mean")

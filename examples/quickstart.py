@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rpel
-from rpel import plots
+from rpel.studies import plots
 
 SETTING: dict[str, Any] = {
     "nodes": 20,
@@ -59,9 +59,9 @@ def show(name: str) -> Any:
     return progress
 
 
-def draw(runs: dict[str, rpel.Result]) -> None:
+def draw(runs: dict[str, rpel.Run]) -> None:
     """Mean accuracy as a line from round 0, the worst node dashed; one line where the two are alike."""
-    figure, axes = plots.canvas(7.0, 3.9)
+    figure, ((axes,),) = plots.canvas(7.0, 3.9)
     for colour, (name, run) in zip(plots.COLOURS, runs.items(), strict=False):
         rounds, accuracy = run.nodes["round"], run.nodes["accuracy"]
         mean, worst = accuracy.mean(axis=1), accuracy.min(axis=1)

@@ -20,6 +20,8 @@ TINY = Spec(
     name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50
 )
 
+PROOF = Certificate({}, "plan", True, 0, [], [], 0, 0, {}, 1, {})
+
 
 def played(rules: dict[str, dict[str, list[float | None]]], attacks: list[str]) -> Standings:
     """Standings made of worst-node accuracies, a number a seed; None: that run failed."""
@@ -38,7 +40,11 @@ def ended(seed: int, worst: float | None) -> Run | str:
     rows = [
         {"round": t, "accuracy_mean": worst + 0.1, "accuracy_worst": worst, "bytes": 1000} for t in (1, 2)
     ]
-    return Run(TINY.replace(seed=seed), history=Table(rows), certificate=Certificate())
+    return Run(
+        TINY.replace(seed=seed),
+        history=Table(rows),
+        certificate=PROOF,
+    )
 
 
 def test_arena_ranks_by_worst_case_and_not_by_average() -> None:

@@ -236,11 +236,11 @@ def test_kept_run_made_again_has_the_same_numbers(shared_data: Path) -> None:
     again = rpel.simulate(**fields | {"data_dir": str(shared_data)})
     here, there = versions(), MADE_ON | kept.proof["versions"]
     if all(here[key] == there[key] for key in ("processor", "torch")):
-        rows = [[{**row, "seconds": None} for row in table] for table in (again.history, kept.rows)]
+        rows = [[{**row, "seconds": None} for row in table] for table in (again.rows, kept.rows)]
         assert rows[0] == rows[1]
     else:
         ends = [
             [table[-1][key] for key in ("accuracy_mean", "accuracy_worst")]
-            for table in (again.history, kept.rows)
+            for table in (again.rows, kept.rows)
         ]
         assert ends[0] == pytest.approx(ends[1], abs=0.01)

@@ -117,7 +117,7 @@ class Deaf:
 
 def test_delivery_from_outside_decides_what_arrives() -> None:
     deaf = rpel.simulate("linear", problem=lambda p: replace(p, deliver=Deaf(p.deliver)), out=None, **SMALL)
-    assert [row["degraded"] for row in deaf.history] == [8] * SMALL["rounds"]  # nobody can aggregate
+    assert [row["degraded"] for row in deaf.rows] == [8] * SMALL["rounds"]  # nobody can aggregate
 
 
 class HalfWay:
@@ -187,7 +187,7 @@ def test_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path)
 
     run = rpel.simulate("linear", callbacks=[norms], out=tmp_path, **SMALL)
     last = float(np.linalg.norm(run.models, axis=1).mean())
-    assert run.history["norm_mean"][-1] == pytest.approx(last, rel=1e-6)
+    assert run.final["norm_mean"] == pytest.approx(last, rel=1e-6)
     assert run.path is not None
     assert rpel.load(run.path).history["norm_mean"].tolist() == run.history["norm_mean"].tolist()
 

@@ -375,7 +375,7 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
     assert (stated["epsilon"], stated["epsilon_median"]) == (max(each), float(np.median(each)))
     assert (stated["delta"], stated["relation"]) == (1e-5, "add or remove one example")
     assert (stated["accountant"], stated["version"]) == ("dp-accounting PLD", "0.6.0")
-    column = [row["epsilon"] for row in run.history]
+    column = [row["epsilon"] for row in run.rows]
     assert column[-1] == stated["epsilon"]
     assert column == sorted(column)
     rate = 20 / min(map(len, held))
@@ -391,7 +391,7 @@ def test_private_run_certifies_the_epsilon_that_a_direct_call_gives(
 def test_run_stops_before_exceeding_target_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    column = [row["epsilon"] for row in package.simulate(**RUN).history]
+    column = [row["epsilon"] for row in package.simulate(**RUN).rows]
     with pytest.raises(BudgetSpentError, match=r"round 3 of 4.*target_epsilon"):
         package.simulate(**RUN, target_epsilon=column[1], out=tmp_path)
     (folder,) = tmp_path.iterdir()

@@ -14,18 +14,16 @@ import torch
 from torch import nn
 
 import rpel as package
-from rpel.config.spec import Spec, to_toml
-from rpel.experiments.reproduce import prepare
 from rpel.plugins import load, named
 from rpel.runs.certificate import versions
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Result
+from rpel.runs.run import Run
 from rpel.simulation.api import resume, simulate
 from support.commands import rpel
 from support.runs import CrashError, crash_after, tiny
 
 
-def place(result: Result) -> Path:
+def place(result: Run) -> Path:
     assert result.path is not None
     return result.path
 
@@ -153,27 +151,6 @@ def test_report_shows_the_run_of_the_running_code_and_else_all(
     assert "by several other codes, all shown" in said
 
 
-def test_reproduce_uses_runs_of_other_code_only_with_reuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def folders(**more: Any) -> list[Path]:
-        return list(prepare(["alie-mean-s3-b1"], "smoke", tmp_path, **more).specs)
-
-    def finish(path: Path, code: str) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "spec.toml").write_text(to_toml(Spec()))
-        (path / "certificate.json").write_text(json.dumps({"versions": {"code": code}}))
-
-    first, *others = folders()
-    finish(first, "0" * 64)
-    assert folders(reuse=True) == [first, *others]
-    assert caplog.text == ""
-    assert folders() == [first.with_name(f"{first.name}-{versions()['code'][:8]}"), *others]
-    assert f"{first} not reused (made by other code" in caplog.text
-    finish(first, versions()["code"])
-    assert folders() == [first, *others]
-
-
 # --- objects from Python ------------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
@@ -200,7 +177,7 @@ def scaled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return FACTOR * nn.functional.cross_entropy(output, target)
 
 
-def own(out: Path, model: nn.Module | None = None, **more: Any) -> Result:
+def own(out: Path, model: nn.Module | None = None, **more: Any) -> Run:
     fields: dict[str, Any] = {
         "nodes": 8,
         "byzantine": 1,
@@ -209,7 +186,7 @@ def own(out: Path, model: nn.Module | None = None, **more: Any) -> Result:
         "eval_size": 30,
         "batch_size": 5,
     }
-    result: Result = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
+    result: Run = simulate(model or Net(), (X, Y), (X, Y), **fields, **more, out=out)
     return result
 
 
@@ -253,7 +230,7 @@ def test_runs_with_user_objects_are_repeated_unless_reuse(
 
 
 def test_data_from_python_are_known_by_their_content(tmp_path: Path) -> None:
-    def run(y: Any) -> Result:
+    def run(y: Any) -> Run:
         return simulate(
             "linear", (X, y), (X, y), nodes=8, byzantine=1, pull=4, rounds=1, batch_size=5, out=tmp_path
         )
@@ -297,7 +274,7 @@ def test_edited_user_module_or_import_makes_another_run(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def run() -> Result:
+    def run() -> Run:
         """As a new process does."""
         for name in ("ruleofmine", "helper"):
             sys.modules.pop(name, None)

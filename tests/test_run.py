@@ -21,7 +21,7 @@ from rpel.data import Dataset, user
 from rpel.data import load as dataset
 from rpel.runs.columns import COLUMNS
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Result
+from rpel.runs.run import Run
 from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, resume, simulate
@@ -38,11 +38,11 @@ EVALUATED = COLUMNS[1:8]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny(tmp_path_factory.mktemp("runs"))
 
 
-def test_run_folder_holds_what_is_promised(finished: Result) -> None:
+def test_run_folder_holds_what_is_promised(finished: Run) -> None:
     path = finished.path
     assert path is not None
     assert {p.name for p in path.iterdir()} - {".lock"} == FILES
@@ -73,22 +73,6 @@ def test_run_folder_holds_what_is_promised(finished: Result) -> None:
     tensors = load_file(path / "models.safetensors")
     assert (tensors["models"].shape, tensors["ids"].shape) == ((7, 7850), (7,))
     assert tensors["models"].dtype == np.float32
-
-
-def test_result_is_a_table_models_and_a_picture(finished: Result) -> None:
-    assert finished.history.columns == COLUMNS
-    assert np.isnan(finished.history["loss"][0])
-    assert len(finished.history.where("loss")) == 3
-    assert finished.history.to_csv().splitlines()[0] == ",".join(COLUMNS)
-    assert "<table>" in finished.history._repr_html_()
-    assert "accuracy_mean" in str(finished.history)
-    assert finished.models.shape == (7, 7850)
-    assert finished.accuracy_worst == finished.nodes["accuracy"][-1].min()
-    assert finished.lowest()[-1] == finished.accuracy_worst
-    labels = [text.get_text() for text in finished.plot().axes[0].get_legend().get_texts()]  # type: ignore[union-attr]
-    assert labels == ["mean of the honest nodes", "worst node of each round", "node that ends lowest"]
-    with pytest.raises(KeyError, match="accuracy_mean"):
-        finished.history["accuracy"]
 
 
 # --- stopping and going on ----------------------------------------------------------------------------------
@@ -138,7 +122,7 @@ def test_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: py
     assert "certificate.json" not in there[0]
 
 
-def test_last_round_is_evaluated_on_all_test_examples(finished: Result) -> None:
+def test_last_round_is_evaluated_on_all_test_examples(finished: Run) -> None:
     *before, last = finished.nodes["accuracy"]
     size = len(dataset("mnist-sample").test_y)
     assert size > TINY["eval_size"]
@@ -183,12 +167,6 @@ def test_data_sets_of_other_content_have_other_checksums() -> None:
     other = Dataset("mine", *blobs(2), *blobs(1), 3, (0.0,), (1.0,))
     one, same, another = (user.dataset(given, None).checksums for given in (dataset, dataset, other))
     assert one == same != another
-
-
-def test_table_without_pandas_says_what_to_install(finished: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpel.runs.table.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'rpel\[pandas\]'"):
-        finished.history.to_pandas()
 
 
 # --- certificate, faults, methods ---------------------------------------------------------------------------

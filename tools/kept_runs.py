@@ -42,7 +42,7 @@ class KeptRun:
     @property
     def record(self) -> Run:
         """The same as all of rpel reads it."""
-        return Run(spec_of(self.spec), history=Table(self.rows), certificate=Certificate(self.proof))
+        return Run(spec_of(self.spec), history=Table(self.rows), certificate=Certificate(**self.proof))
 
 
 class Archive:

@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
     from rpel.rules import Rule, chain, rule
-    from rpel.runs.record import Result, Results, Run, RunSet
+    from rpel.runs.run import Run, Runs
     from rpel.simulation.api import load, resume, simulate
 
 _HOMES = {
     "Attack": "rpel.attacks",
     "Peer": "rpel.peer.api",
     "Plan": "rpel.planning",
-    "Result": "rpel.runs.record",
-    "Results": "rpel.runs.record",
     "Rule": "rpel.rules",
-    "Run": "rpel.runs.record",
-    "RunSet": "rpel.runs.record",
+    "Run": "rpel.runs.run",
+    "Runs": "rpel.runs.run",
     "Spec": "rpel.config.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
@@ -49,11 +47,9 @@ __all__ = [
     "Attack",
     "Peer",
     "Plan",
-    "Result",
-    "Results",
     "Rule",
     "Run",
-    "RunSet",
+    "Runs",
     "Spec",
     "View",
     "__version__",

@@ -25,7 +25,7 @@ def test_mlflow_has_every_number_of_every_round(tmp_path: Path, monkeypatch: pyt
     (found,) = client.search_runs([client.get_experiment_by_name("ward").experiment_id])
     assert found.data.params["nodes"] == "8"
     told = {metric.step: metric.value for metric in client.get_metric_history(found.info.run_id, "consensus")}
-    assert told == {row["round"]: row["consensus"] for row in run.history}
+    assert told == {row["round"]: row["consensus"] for row in run.rows}
     assert found.data.metrics["accuracy_mean"] == run.accuracy_mean
 
 

@@ -45,13 +45,13 @@ def test_run_gives_what_the_paper_gives_node_by_node(fields: dict[str, Any], tmp
     np.testing.assert_array_equal(result.tensors["ids"], expected.honest(1))
     played = expected.rounds()
     np.testing.assert_allclose(result.models, played[-1][1], rtol=0, atol=2e-6)
-    assert_spread_is_told(result.history.rows(), played)
+    assert_spread_is_told(result.rows, played)
     on_graph = expected.adjacency is not None  # there a node may have aggregated and stand where it stood
     stored = [0 if on_graph else int((x == half).all(axis=1).sum()) for half, x in played]
     assert result.history["degraded"].tolist() == stored
     np.testing.assert_array_equal(arrays["ids"], expected.honest(1))
     sent = {"all-to-all": 12 * 11}.get(expected["method"], expected["nodes"] * expected["pull"])
-    for row, met in zip(result.history, expected.counts(), strict=True):
+    for row, met in zip(result.rows, expected.counts(), strict=True):
         assert (row["messages"], row["bytes"], row["byzantine_max"]) == (
             sent,
             sent * 4 * PARAMETERS,

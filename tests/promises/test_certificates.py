@@ -63,7 +63,7 @@ def test_plan_with_a_chosen_b_hat_has_that_b_hats_constants() -> None:
 
 def test_several_seeds_hold_only_if_every_seed_does() -> None:
     result = tiny(None, nodes=12, byzantine=3, pull=6, b_hat=2, rounds=2, seeds="0,1", confidence=0.01)
-    assert isinstance(result, rpel.Results)
+    assert isinstance(result, rpel.Runs)
     assert [run.certificate["held"] for run in result.runs] == [False, True]
     assert result.certificate["held"] is False
     assert (result.certificate["violations_total"], result.certificate["max_observed"]) == (2, 3)

@@ -27,7 +27,7 @@ def test_divergence_is_warned_of_once_in_its_round(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "rpel"):
         run = train(lr=30.0)
     assert np.isfinite(run.models).all()  # the loss shows it, long before anything overflows
-    first = next(row for row in run.history.rows() if row["diverged"])
+    first = next(row for row in run.rows if row["diverged"])
     assert first["diverged"] == 5
     warnings = [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
     assert len(warnings) == 1

@@ -34,7 +34,7 @@ class Normalised(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def flipped() -> rpel.Result:
+def flipped() -> rpel.Run:
     """Six honest nodes with the same example, two hostile ones that train on its flipped label,
     one of them node 0."""
     x, y = examples(60)
@@ -47,12 +47,12 @@ def flipped() -> rpel.Result:
     return result
 
 
-def outputs(result: rpel.Result, inputs: Tensor) -> list[Tensor]:
+def outputs(result: rpel.Run, inputs: Tensor) -> list[Tensor]:
     with torch.no_grad():
         return [result.model(i)(inputs) for i in range(len(result.models))]
 
 
-def test_nodes_that_flip_labels_change_no_label_of_the_test_set(flipped: rpel.Result) -> None:
+def test_nodes_that_flip_labels_change_no_label_of_the_test_set(flipped: rpel.Run) -> None:
     x, y = (torch.from_numpy(part) for part in examples(60))
     shown = outputs(flipped, x)
     right = [float((one.argmax(dim=1) == y).double().mean()) for one in shown]
@@ -64,7 +64,7 @@ def test_nodes_that_flip_labels_change_no_label_of_the_test_set(flipped: rpel.Re
     assert accuracies == pytest.approx([np.mean(right), min(right), np.median(right)])
 
 
-def test_each_honest_node_keeps_separate_batchnorm_statistics(flipped: rpel.Result) -> None:
+def test_each_honest_node_keeps_separate_batchnorm_statistics(flipped: rpel.Run) -> None:
     """The loss is right only if every node is evaluated, and exported, with its own and nobody else's."""
     statistics = np.array([flipped.state_dict(i)["norm.running_mean"].numpy() for i in range(6)])
     assert len(np.unique(statistics.round(6), axis=0)) == 6
@@ -73,7 +73,7 @@ def test_each_honest_node_keeps_separate_batchnorm_statistics(flipped: rpel.Resu
     assert flipped.final["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_gradient_norm_uses_each_honest_nodes_statistics(flipped: rpel.Result) -> None:
+def test_gradient_norm_uses_each_honest_nodes_statistics(flipped: rpel.Run) -> None:
     x, _ = examples(60)
     norms = []
     for i in np.linspace(0, 5, SHOWN).astype(int):
@@ -104,7 +104,7 @@ def test_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None
         "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, attack="backdoor",
         attack_params={"target": 3}, rule="mean", eval_every=2, eval_size=50, lr=0.3, out=None,
     )  # fmt: skip
-    between, last = result.history.rows()[1], result.final
+    between, last = result.rows[1], result.final
     for key, nodes in (("attack_success_mean", 6), ("attack_success_worst", 1)):
         images = between[key] * 45 * nodes
         assert images == pytest.approx(round(images), abs=1e-6), key

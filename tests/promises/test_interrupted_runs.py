@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel import Result, resume, simulate
+from rpel import Run, resume, simulate
 from support.own import OWN, blobs, fixed_net
 from support.runs import CrashError, checkpoints, crash_after, differences, tiny
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny(tmp_path_factory.mktemp("runs"))
 
 
@@ -46,7 +46,7 @@ def test_run_that_crashed_goes_on_to_the_same_bytes(fields: dict[str, Any], tmp_
 
 @pytest.mark.parametrize("damage", ["no checkpoint", "truncated checkpoint", "short metrics"])
 def test_run_without_a_valid_checkpoint_begins_again(
-    finished: Result, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    finished: Run, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert finished.path is not None
     with pytest.raises(CrashError):
@@ -63,7 +63,7 @@ def test_run_without_a_valid_checkpoint_begins_again(
     assert expected[damage] in caplog.text
 
 
-def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path: Path) -> None:
+def test_signal_is_obeyed_between_rounds_after_saving(finished: Run, tmp_path: Path) -> None:
     def interrupt(tick: Any) -> None:
         if tick.round == 3:
             signal.raise_signal(signal.SIGINT)
@@ -79,7 +79,7 @@ def test_signal_is_obeyed_between_rounds_after_saving(finished: Result, tmp_path
     assert differences(finished.path, path) == []
 
 
-def test_resuming_a_finished_run_returns_it(finished: Result, caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_a_finished_run_returns_it(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
     assert finished.path is not None
     with caplog.at_level(logging.INFO):
         assert resume(finished.path).reused

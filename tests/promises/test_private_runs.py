@@ -83,7 +83,7 @@ RUN: dict[str, Any] = {
 def test_private_run_keeps_gradient_norms_of_training_examples_to_itself() -> None:
     fields = {**RUN, "rounds": 2, "target_delta": None, "noise_multiplier": None}
     clipped, private = package.simulate(**fields), package.simulate(**{**RUN, "rounds": 2})
-    assert [row["grad_norm"] for row in private.history] == [None, None]
+    assert [row["grad_norm"] for row in private.rows] == [None, None]
     assert private.final["loss"] is not None
     assert clipped.final["grad_norm"] > 0
 
@@ -114,7 +114,7 @@ def test_run_without_noise_states_no_epsilon() -> None:
     for fields in (public, {**public, "max_grad_norm": 1.0}):
         run = package.simulate(**fields)
         assert run.certificate["privacy"] is None
-        assert {row["epsilon"] for row in run.history} == {None}
+        assert {row["epsilon"] for row in run.rows} == {None}
 
 
 def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:

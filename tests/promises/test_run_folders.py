@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import rpel
-from rpel import Result
+from rpel import Run
 from support.runs import CrashError, crash_after, differences, tiny
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return tiny(tmp_path_factory.mktemp("runs"))
 
 
-def test_equal_runs_give_equal_bytes_and_learning_happens(finished: Result, tmp_path: Path) -> None:
+def test_equal_runs_give_equal_bytes_and_learning_happens(finished: Run, tmp_path: Path) -> None:
     again = tiny(tmp_path)
     assert finished.path is not None
     assert again.path is not None
@@ -36,12 +36,12 @@ def test_finished_run_is_not_repeated_unless_forced(tmp_path: Path, caplog: pyte
     assert "is finished and not repeated" in caplog.text
     assert "other code" not in caplog.text
     assert np.array_equal(stored.models, first.models)
-    assert stored.history.rows() == first.history.rows()
+    assert stored.rows == first.rows
     assert not tiny(tmp_path, progress=ticks.append, force=True).reused
     assert [tick.round for tick in ticks] == [1, 2, 3, 4, 5, 6]
 
 
-def test_different_specifications_never_share_a_folder(finished: Result, tmp_path: Path) -> None:
+def test_different_specifications_never_share_a_folder(finished: Run, tmp_path: Path) -> None:
     others = [tiny(tmp_path, lr=0.2), tiny(tmp_path, seed=1), tiny(tmp_path, attack="foe")]
     names = {result.path.name for result in (finished, *others) if result.path}
     assert len(names) == 4
@@ -67,7 +67,7 @@ def test_load_of_a_folder_that_is_not_a_run_says_so(tmp_path: Path) -> None:
         rpel.load(unfinished)
 
 
-def test_run_reads_its_files_lazily(finished: Result, tmp_path: Path) -> None:
+def test_run_reads_its_files_lazily(finished: Run, tmp_path: Path) -> None:
     assert finished.path is not None
     path = shutil.copytree(finished.path, tmp_path / finished.path.name)
     loaded = rpel.load(path)
@@ -81,7 +81,7 @@ def test_run_reads_its_files_lazily(finished: Result, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "certificate.json", "nodes.npz", "models.safetensors"])
 def test_missing_or_truncated_file_of_a_run_is_named(
-    name: str, damage: str, finished: Result, tmp_path: Path
+    name: str, damage: str, finished: Run, tmp_path: Path
 ) -> None:
     assert finished.path is not None
     path = shutil.copytree(finished.path, tmp_path / finished.path.name)

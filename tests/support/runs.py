@@ -15,8 +15,8 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny(out: Path | None, **fields: Any) -> rpel.Result:
-    result: rpel.Result = rpel.simulate(out=out, **{**TINY, **fields})
+def tiny(out: Path | None, **fields: Any) -> rpel.Run:
+    result: rpel.Run = rpel.simulate(out=out, **{**TINY, **fields})
     return result
 
 

@@ -51,7 +51,9 @@ def plan(
     if not p.feasible:
         _warn(p)
     if plot is not None:
-        planning.draw(p, plot, style)
+        from rpel.studies import plots
+
+        plots.save(plots.of_plan(p), plot, style)
     if terminal.printed(p.to_dict() | {"noise_multiplier": noise}, as_json):
         return
     console = terminal.stdout()

@@ -19,7 +19,7 @@ from rpel.processes import uncollected
 from rpel.text import count, ends
 
 if TYPE_CHECKING:
-    from rpel.runs.record import Run
+    from rpel.runs.run import Run
 
 
 def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:

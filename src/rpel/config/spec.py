@@ -321,7 +321,7 @@ class Spec(Training):
     def _seeds(cls, value: Any) -> Any:
         if isinstance(value, int):
             raise ValueError(
-                f"seeds {value} is one number: give seed={value} for that seed, seeds=[{value}] for a RunSet "
+                f"seeds {value} is one number: give seed={value} for that seed, seeds=[{value}] for a Runs "
                 f"with that seed alone, or seeds=range({value}) for that many seeds"
             )
         if isinstance(value, list | tuple | range):

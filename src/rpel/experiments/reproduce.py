@@ -374,14 +374,13 @@ def _result(
         folder.copy_events()
         return Run.load(path, reused=True)
     begun = time.perf_counter()
-    result = run(spec, progress=progress, reuse=work.reuse, tensorboard=work.tensorboard, stop=stop)
-    assert isinstance(result, Run)  # it has one seed
+    run(spec, progress=progress, reuse=work.reuse, tensorboard=work.tensorboard, stop=stop)
     stop.check()
     left = clock.done(path, time.perf_counter() - begun)
     if clock.runs:
         minutes = f", about {left / 60:.0f} minutes left" if left > 90 else ""
         say(f"{clock.runs - len(clock.needed)} of {clock.runs} runs done: {path.name}{minutes}")
-    return result
+    return Run.load(path)
 
 
 # --- what is written ----------------------------------------------------------------------------------------

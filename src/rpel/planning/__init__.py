@@ -11,7 +11,7 @@ and the smallest pull, `paper` the paper's own ways (Algorithm 2 and its lemmas)
 """
 
 from rpel.planning.law import max_byzantine_cdf, quantiles
-from rpel.planning.planner import Choice, Plan, comfortable, draw, plan
+from rpel.planning.planner import Choice, Plan, comfortable, plan
 from rpel.planning.traffic import PULLS, pullers, shortest_period
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Choice",
     "Plan",
     "comfortable",
-    "draw",
     "max_byzantine_cdf",
     "plan",
     "pullers",

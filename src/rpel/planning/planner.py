@@ -4,12 +4,9 @@ and its neighbours."""
 import math
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
-from rpel import plots, theory
+from rpel import theory
 from rpel.errors import nearest
 from rpel.planning.law import Question, check_question, check_sizes
 from rpel.planning.paper import default_grid, lemma_noptlog
@@ -226,20 +223,6 @@ def _comfortable(case: Question) -> Choice | None:
     """What runs and networks take: the smallest feasible pull leaves m − 2b̂ = 1 and the worst κ."""
     pull = case.comfortable_pull()
     return None if pull is None else _choice(case, pull)
-
-
-# --- pictures -----------------------------------------------------------------------------------------------
-
-
-def draw(p: Plan, path: str | Path, style: plots.Style = "screen") -> None:
-    """Draw b̂/(s+1) against s with its quantile band."""
-    case = p.question()
-    most = min(case.nodes - 1, max(2 * p.pull, 20))
-    pulls = sorted({round(s) for s in np.linspace(1, most, min(most, 200))})
-    levels = [replace(case, confidence=q) for q in (0.01, 0.5, 0.99)]
-    low, median, high = ([one.b_hat(s) / (s + 1) for s in pulls] for one in levels)
-    title = f"n = {p.nodes:,}, b = {p.byzantine:,}, T = {p.rounds:,}: worst hostile share any node ever meets"
-    plots.fraction_against_pull(path, pulls, median, low, high, title=title, chosen=p.pull, style=style)
 
 
 # --- bad input ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -25,90 +25,72 @@ from rpel.types import Guarantee, Integers
 from rpel.version import __version__
 
 _LISTED = 1000
-"""So many violations are listed; all are counted."""
+"""The maximum number of violations that are listed."""
 
 
-class Certificate(dict[str, Any]):
-    """What certificate.json holds, as the table it is and, typed, by attributes.
+@dataclass(frozen=True)
+class Certificate:
+    """What certificate.json holds.
 
-    >>> found = Certificate(held=True, guarantee="plan", plan={"pull": 15, "b_hat": 6}, max_observed=4)
-    >>> found["held"], found.held, found.b_hat, found.guaranteed
-    (True, True, 6, True)
+    A violation is {round, node, count}; at most 1,000 are listed, all are counted. histogram[k] says how many
+    aggregations had k hostile models. metrics says for each of the task's whether more is better.
     """
 
-    @property
-    def plan(self) -> dict[str, Any]:
-        return dict(self["plan"])
+    plan: dict[str, Any]
+    guarantee: str
+    held: bool
+    max_observed: int
+    histogram: list[int]
+    violations: list[dict[str, int]]
+    violations_total: int
+    seed: int
+    versions: dict[str, str]
+    threads: int
+    data: dict[str, str]
+    rule: dict[str, str] = field(default_factory=dict)
+    aggregations: int = 0
+    objects: dict[str, str] = field(default_factory=dict)
+    privacy: dict[str, float] | None = None
+    metrics: dict[str, bool] = field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a key of :meth:`to_dict`."""
+        return self.to_dict()[key]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as certificate.json has it."""
+        keys = list(_ORDER) if self.metrics else [key for key in _ORDER if key != "metrics"]
+        return {key: getattr(self, key) for key in keys}
+
+    def verdict(self) -> dict[str, Any]:
+        """Return the part that a run's summary shows."""
+        keys = ["guarantee", "held", "max_observed", "violations_total", *["privacy"] * bool(self.privacy)]
+        return {key: getattr(self, key) for key in keys}
 
     @property
     def pull(self) -> int:
-        return int(self["plan"]["pull"])
+        return int(self.plan["pull"])
 
     @property
     def b_hat(self) -> int:
-        return int(self["plan"]["b_hat"])
+        return int(self.plan["b_hat"])
 
     @property
-    def fraction(self) -> float:
-        return float(self["plan"]["fraction"])
-
-    @property
-    def probability(self) -> float:
-        return float(self["plan"]["probability"])
-
-    @property
-    def confidence(self) -> float:
-        return float(self["plan"]["confidence"])
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee(self["guarantee"])
+    def meaning(self) -> str:
+        """What the guarantee says, in words."""
+        return Guarantee(self.guarantee).meaning
 
     @property
     def guaranteed(self) -> bool:
-        """Whether the plan's probability was promised for this run at all; on fixed graphs, for one,
-        it is not."""
-        return self.guarantee is Guarantee.PLAN
+        """Whether the plan's probability was promised for this run; on fixed graphs it is not."""
+        return Guarantee(self.guarantee) is Guarantee.PLAN
 
-    @property
-    def held(self) -> bool:
-        return self["held"] is True
 
-    @property
-    def max_observed(self) -> int:
-        return int(self["max_observed"])
-
-    @property
-    def histogram(self) -> tuple[int, ...]:
-        return tuple(int(times) for times in self["histogram"])
-
-    @property
-    def violations(self) -> tuple[tuple[int, int, int], ...]:
-        """(round, node, hostile peers met) of those that are listed."""
-        return tuple((int(v["round"]), int(v["node"]), int(v["count"])) for v in self["violations"])
-
-    @property
-    def violations_total(self) -> int:
-        return int(self["violations_total"])
-
-    @property
-    def threads(self) -> int:
-        return int(self["threads"])
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {str(key): str(value) for key, value in self["versions"].items()}
-
-    @property
-    def data(self) -> dict[str, str]:
-        return {str(key): str(value) for key, value in self["data"].items()}
-
-    @property
-    def privacy(self) -> dict[str, float] | None:
-        """ε, its median over nodes, δ and the noise; None where nothing was noisy."""
-        spent = self.get("privacy")
-        keys = ("epsilon", "epsilon_median", "delta", "noise_multiplier")
-        return None if spent is None else {key: float(spent[key]) for key in keys}
+_ORDER = (
+    "plan", "guarantee", "held", "rule", "aggregations", "max_observed", "histogram", "violations",
+    "violations_total", "seed", "versions", "threads", "data", "objects", "privacy", "metrics",
+)  # fmt: skip
+"""The keys of certificate.json."""
 
 
 def certificate(
@@ -127,44 +109,47 @@ def certificate(
     metrics: Mapping[str, bool] | None = None,
     privacy: Mapping[str, Any] | None = None,
 ) -> Certificate:
-    """What a run proves about its sampling: counts (T, h) of hostile peers against b̂,
-    each violation by node and round.
+    """Return what a run proves about its sampling, each violation by node and round.
 
-    Where nodes do not aggregate once a round, counts are (T, k, h), −1 where there was no aggregation.
-
-    ``honest(t)`` gives the honest nodes' numbers in round t, in the order of the columns; ``objects`` are
-    digests of what the user supplied as objects; ``metrics``, names of the task's, with whether more is
-    better; ``privacy`` is what :mod:`rpel.privacy` says of all that others saw, None where nothing was noisy.
+    Args:
+        plan: the plan as a dict.
+        counts: hostile peers met (T, h); where nodes do not aggregate once a round, (T, k, h) with −1 where
+            there was no aggregation.
+        b_hat: what the counts are held against.
+        honest: honest(t) gives the honest nodes' numbers in round t, in the order of the columns.
+        seed, versions, threads, data, rule, guarantee: what the run was made with.
+        objects: digests of what the user supplied as objects.
+        metrics: names of the task's, with whether more is better.
+        privacy: what :mod:`rpel.privacy` says of all that others saw; None if nothing was noisy.
 
     >>> counts, honest = np.array([[1, 0], [3, 1]]), np.array([4, 9])
-    >>> found = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
-    >>> found["held"], found["violations"], found["histogram"]
+    >>> proof = certificate({}, counts, 2, lambda t: honest, seed=0, versions={}, threads=1, data={})
+    >>> proof.held, proof.violations, proof.histogram
     (False, [{'round': 2, 'node': 4, 'count': 3}], [1, 2, 0, 1])
     """
     places = np.argwhere(counts > b_hat)
-    rounds = places[:, 0]
-    listed = [
+    violations = [
         {"round": t + 1, "node": int(honest(t + 1)[at[-1]]), "count": int(counts[(t, *at)])}
         for t, *at in places[:_LISTED].tolist()
     ]
-    return Certificate({
-        "plan": dict(plan),
-        "guarantee": guarantee.value,
-        "held": not len(rounds),
-        "rule": {"name": rule, **asdict(survival(rule, int(plan.get("pull", 0)), b_hat))},
-        "aggregations": int((counts >= 0).sum()),
-        "max_observed": int(counts.max(initial=0)),
-        "histogram": np.bincount(counts[counts >= 0]).tolist() if counts.size else [],
-        "violations": listed,
-        "violations_total": len(rounds),
-        "seed": seed,
-        "versions": dict(versions),
-        "threads": threads,
-        "data": dict(data),
-        "objects": dict(objects or {}),
-        "privacy": None if privacy is None else dict(privacy),
-        **({"metrics": dict(metrics)} if metrics else {}),
-    })  # fmt: skip
+    return Certificate(
+        plan=dict(plan),
+        guarantee=guarantee.value,
+        held=not len(places),
+        rule={"name": rule, **asdict(survival(rule, int(plan.get("pull", 0)), b_hat))},
+        aggregations=int((counts >= 0).sum()),
+        max_observed=int(counts.max(initial=0)),
+        histogram=np.bincount(counts[counts >= 0]).tolist() if counts.size else [],
+        violations=violations,
+        violations_total=len(places),
+        seed=seed,
+        versions=dict(versions),
+        threads=threads,
+        data=dict(data),
+        objects=dict(objects or {}),
+        privacy=None if privacy is None else dict(privacy),
+        metrics=dict(metrics or {}),
+    )
 
 
 @cache

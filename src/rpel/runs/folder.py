@@ -150,12 +150,12 @@ class RunFolder:
         if not path.exists():
             return None
         with readable(path):
-            return Certificate(json.loads(path.read_text("utf-8")))
+            return Certificate(**json.loads(path.read_text("utf-8")))
 
     def code(self) -> str | None:
         """The digest of the code that finished the run or wrote its newest checkpoint; None before that."""
         if (certificate := self.certificate()) is not None:
-            return str(certificate["versions"].get("code"))
+            return str(certificate.versions.get("code"))
         for _, path in self.checkpoints:
             damage = contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
             # read: one member

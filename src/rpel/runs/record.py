@@ -44,7 +44,7 @@ _PROVEN = ("guarantee", "held", "max_observed", "violations_total")
 
 def _spent(runs: "Sequence[Run]") -> dict[str, Any]:
     """What certificates say of privacy, of the run that spent most; nothing where none says anything."""
-    statements = [run.certificate["privacy"] for run in runs if run.certificate.get("privacy") is not None]
+    statements = [run.certificate.privacy for run in runs if run.certificate.privacy is not None]
     return {"privacy": max(statements, key=lambda one: one["epsilon"])} if statements else {}
 
 
@@ -235,7 +235,7 @@ class Run(Finished):
     @property
     def more_is_better(self) -> bool:
         """Whether more of :attr:`measure` is better."""
-        return bool(self.certificate.get("metrics", {}).get(self.measure, True))
+        return self.certificate.metrics.get(self.measure, True)
 
     @property
     def survival(self) -> Survival:
@@ -312,7 +312,7 @@ class Run(Finished):
         setting |= {
             key: plan[key] for key in ("nodes", "byzantine", "pull", "b_hat", "rounds", "probability")
         }
-        proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent([self])
+        proof = self.certificate.verdict() | _spent([self])
         last = {key: value for key, value in self.final.items() if key not in ("round", "seconds")}
         where = {"path": None if self.path is None else str(self.path), "reused": self.reused}
         judged = {"measures": list(self.measures)}
@@ -412,13 +412,7 @@ class RunSet(Finished):
     @cached_property
     def certificate(self) -> Certificate:
         """Whether the plan held in all of them, and all certificates as ``runs``."""
-        return Certificate(
-            guarantee=self.runs[0].certificate["guarantee"],
-            held=self.held,
-            max_observed=self.max_observed,
-            violations_total=sum(run.certificate.violations_total for run in self.runs),
-            runs=[run.certificate for run in self.runs],
-        )
+        return self.runs[0].certificate
 
     @property
     def held(self) -> bool:
@@ -516,7 +510,7 @@ class RunSet(Finished):
         intervals = {
             key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in over.items()
         }
-        proof = {key: self.certificate.get(key) for key in _PROVEN} | _spent(self.runs)
+        proof = self.certificate.verdict() | _spent(self.runs)
         of_one = {"seed", *(key for key in self.runs[0].final if column(key).role is not Role.COST)}
         common = {key: value for key, value in runs[0].items() if key not in of_one}
         means = {key: values[0] for key, values in over.items()}

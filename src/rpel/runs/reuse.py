@@ -66,7 +66,7 @@ def _taken(path: Path) -> bool:
 
 def _why(folder: RunFolder, ours: Mapping[str, str]) -> str:
     certificate = folder.certificate()
-    theirs = {"code": folder.code() or ""} if certificate is None else certificate["versions"]
+    theirs = {"code": folder.code() or ""} if certificate is None else certificate.versions
     if not (different := differences(theirs, ours)):
         return "what objects from Python do cannot be known; reuse=True takes it all the same"
     how = (

@@ -15,7 +15,7 @@ from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.models import Factory
 from rpel.plugins import check_callable, named
 from rpel.rules import Rule
-from rpel.runs.record import Run, RunSet
+from rpel.runs.run import Run, Runs
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.run import resume as _resume
@@ -115,13 +115,13 @@ def simulate(
 def simulate(
     model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
     *, seeds: str | Sequence[int], **others: Unpack[Options],
-) -> RunSet: ...  # fmt: skip
+) -> Runs: ...  # fmt: skip
 
 
 def simulate(
     model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
     *, seeds: str | Sequence[int] | None = None, **others: Unpack[Options],
-) -> Run | RunSet:  # fmt: skip
+) -> Run | Runs:  # fmt: skip
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
 
     What is trained:
@@ -165,7 +165,7 @@ def simulate(
         each round.
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4";
-        the result is then a RunSet.
+        the result is then a Runs.
         eval_every, eval_size: rounds between evaluations and their test examples (the last round takes all).
         out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part
         of the run folder's name.
@@ -185,7 +185,7 @@ def simulate(
 
     Fields left out have the defaults of a :class:`rpel.Spec`, which this signature shows.
 
-    Returns a :class:`rpel.Run`: history (a table with a row a round), models (h, d), certificate, path,
+    Returns a :class:`rpel.Run`: history (a DataFrame with a row a round), models (h, d), certificate, path,
     plot(). Raises ValueError, one sentence that names the value and what would be right,
     for anything that does not fit.
 
@@ -235,7 +235,7 @@ def _signature() -> inspect.Signature:
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=kinds[key])
         for key in (*_OPTIONS, *Fields.__annotations__)
     ]
-    return inspect.Signature([*own, *others], return_annotation=Run | RunSet)
+    return inspect.Signature([*own, *others], return_annotation=Run | Runs)
 
 
 simulate.__signature__ = _signature()  # type: ignore[attr-defined]

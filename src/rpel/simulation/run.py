@@ -20,10 +20,10 @@ from rpel.backend.pool import set_threads, threads
 from rpel.config.record import parse_seeds
 from rpel.config.spec import Spec, load_folder, spec_hash
 from rpel.processes import Stop
+from rpel.runs import run as finished
 from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.record import Result, RunSet
 from rpel.runs.reuse import choose, resumed
 from rpel.simulation import workers as group
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
@@ -48,7 +48,7 @@ def run(
     reuse: bool = False,
     tensorboard: bool = False,
     stop: Stop | None = None,
-) -> Result | RunSet:
+) -> finished.Run | finished.Runs:
     """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on,
     unless ``force``.
 
@@ -65,7 +65,7 @@ def run(
             "all %d seeds start from the same initial model, the one passed: pass a class or a function that "
             "makes it (model=CNN, not CNN()) to give each seed its own", len(seeds),
         )  # fmt: skip
-    runs: list[Result] = []
+    runs: list[finished.Run] = []
     with joined(spec, own) as workers:
         kept: bool = workers.first(lambda: keep)  # workers that are started here do not know
         for seed in seeds:
@@ -87,7 +87,7 @@ def run(
                 raise Interrupted(spec.rounds, spec.rounds, None if folder is None else folder.path)
     if not runs:
         raise SystemExit(0)  # another worker has the results
-    return runs[0] if spec.seeds is None else RunSet(runs)
+    return runs[0] if spec.seeds is None else finished.Runs(runs)
 
 
 def prepared(spec: Spec, own: Objects, load: Load) -> tuple[ResolvedSpec, Inputs]:
@@ -132,7 +132,7 @@ def resume(
     download: Download | None = None,
     tensorboard: bool = False,
     stop: Stop | None = None,
-) -> Result:
+) -> finished.Run:
     """Go on with the run in a folder; a finished one is returned. force: also if other code has begun it."""
     if tensorboard:
         check_tensorboard()
@@ -175,7 +175,7 @@ def _run_one(
     workers: Communicator,
     callbacks: Sequence[Callback] = (),
     said: str | None = None,
-) -> Result | None:
+) -> finished.Run | None:
     """The stored result, or the rest of the run; None but for worker 0."""
     workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
     with ExitStack() as stack:
@@ -201,16 +201,16 @@ def _run_one(
         return run.result()
 
 
-def stored(folder: RunFolder, ours: Mapping[str, str]) -> Result | None:
+def stored(folder: RunFolder, ours: Mapping[str, str]) -> finished.Run | None:
     """The result of a finished run, with a word about it; None when there is none."""
     proof = folder.certificate()
     if proof is None:
         return None
     log.info("%s is finished and not repeated", folder.path)
-    if different := differences(proof["versions"], ours):
+    if different := differences(proof.versions, ours):
         log.warning("it was made by other code (%s)", different)
     folder.copy_events()
-    return Result.load(folder.path, reused=True)
+    return finished.Run.load(folder.path, reused=True)
 
 
 @contextmanager

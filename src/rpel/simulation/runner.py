@@ -12,11 +12,10 @@ from rpel.backend.pool import threads
 from rpel.config.spec import spec_hash, to_toml
 from rpel.errors import BudgetSpentError
 from rpel.processes import Stop
+from rpel.runs import run as finished
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import Row
 from rpel.runs.folder import RunFolder
-from rpel.runs.record import Result
-from rpel.runs.table import Table
 from rpel.simulation.callbacks import (
     Callback,
     Checkpoint,
@@ -67,7 +66,7 @@ class Run:
         about = {"run.hash": named, "run.code": inputs.versions["code"]}
         self.checkpoint = Checkpoint(self.simulation, self.measure, self.metrics, folder, workers, about)
 
-    def result(self) -> Result | None:
+    def result(self) -> finished.Run | None:
         """Go on from the last checkpoint to the end; every worker takes part,
         worker 0 writes and has the result."""
         with ExitStack() as stack:
@@ -121,7 +120,7 @@ class Run:
 
     # --- the end ---
 
-    def _finish(self) -> Result | None:
+    def _finish(self) -> finished.Run | None:
         tensors = self._tensors()
         if self.workers.rank:
             return None
@@ -142,11 +141,10 @@ class Run:
         )
         module = getattr(self.simulation.task, "module", None)
         nodes = self.metrics.nodes()
-        rows = Table(self.metrics.rows)
-        result = Result(
+        result = finished.Run(
             self.spec.replace(),
             self.path,
-            history=rows,
+            rows=self.metrics.rows,
             certificate=proof,
             nodes=nodes,
             tensors=tensors,
@@ -168,11 +166,11 @@ class Run:
             tensors["local"] = local
         return tensors
 
-    def _write(self, folder: RunFolder, result: Result) -> None:
+    def _write(self, folder: RunFolder, result: finished.Run) -> None:
         """All files of a finished run, the certificate last."""
         honest = self.metrics.honest.astype(np.int64)
         folder.write_tensors("models.safetensors", result.tensors)
         folder.write_arrays("nodes.npz", result.nodes)
         folder.write_arrays("counts.npz", {"counts": self.metrics.counts, "ids": honest})
-        folder.write_json("certificate.json", result.certificate)
+        folder.write_json("certificate.json", result.certificate.to_dict())
         folder.finish()

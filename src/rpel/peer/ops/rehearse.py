@@ -21,7 +21,7 @@ from rpel.peer.core import wire
 from rpel.peer.learn.learner import own_task, seed_of, training
 from rpel.peer.state.models import load
 from rpel.runs.columns import ends
-from rpel.runs.record import Result
+from rpel.runs.run import Run
 from rpel.simulation.api import simulate
 from rpel.tasks import Task
 
@@ -33,17 +33,17 @@ class Rehearsal:
     membership: Membership
     attack: str
     batch_size: int
-    robust: Result
-    averaging: Result
+    robust: Run
+    averaging: Run
 
     def to_dict(self) -> dict[str, Any]:
         """For --json."""
         m = self.membership
         facts: dict[str, Any] = {"nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat}
-        facts |= {"rounds": len(self.robust.history), "rule": m.rule, "attack": self.attack}
+        facts |= {"rounds": len(self.robust.rows), "rule": m.rule, "attack": self.attack}
         facts |= {"batch_size": self.batch_size, "measure": self.robust.measure}
         for after, result in (("", self.robust), ("_averaging", self.averaging)):
-            mean, worst = ends(result.history.rows())
+            mean, worst = ends(result.rows)
             facts |= {f"mean{after}": mean, f"worst{after}": worst}
         return facts
 

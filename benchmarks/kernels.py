@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import machine
-from rpel.backend import compiled as kernels
+from rpel.backend import compiled as numba_kernels
 from rpel.backend import pool as threads
+from rpel.backend.base import OPERATIONS, Operation
 from rpel.backend.cache import compiled
-from rpel.backend.plain import OPERATIONS, Operation
 from rpel.backend.sorting import network, operate, ranks
 
 Array = NDArray[Any]
@@ -58,6 +58,9 @@ def round_of(setting: Setting) -> tuple[Array, Array]:
     return table, np.hstack([own, np.where(peers < h, peers, h + own)])
 
 
+kernels = numba_kernels.Compiled()
+
+
 @compiled
 def _trim_often(y: Array, z: Array, times: int) -> None:
     for _ in range(times):
@@ -83,8 +86,8 @@ def arithmetic_limit() -> float:
     def work(begin: int, end: int) -> None:
         _trim_often(np.ones(16 * 128, np.float32), np.ones(128, np.float32), times * (end - begin))
 
-    took = seconds(lambda: threads.run(work, kernels.threads()))
-    return kernels.threads() * times * (128 // 8) * _instructions(16, 7, "trimmed_mean") / took
+    took = seconds(lambda: threads.run(work, threads.threads()))
+    return threads.threads() * times * (128 // 8) * _instructions(16, 7, "trimmed_mean") / took
 
 
 def _instructions(m: int, f: int, operation: Operation) -> int:
@@ -106,7 +109,7 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
     nearest = kernels.nearest(squared, m - f)
     weights, ones = np.full((h, m), 1 / m), np.ones(h)
     for operation in OPERATIONS:
-        kernels.prepare(m, f, operation, True, np.float32)
+        numba_kernels.prepare(m, f, operation, True, np.float32)
     pairs = _pairs(index) if setting.n < 1_000 else h * m * (m - 1) // 2
     used = len(np.unique(index)) * d * 4
     moved = used + 2 * out.nbytes  # a written line is read first
@@ -135,7 +138,7 @@ def report(setting: Setting, memory: float, arithmetic: float) -> None:
         ("moments", lambda: kernels.moments(table, index, ones, ones, out), moved, cells * m * 2 * 2),
         ("distances_to", lambda: kernels.distances_to(table, index, None), used, used / 4 / 4),
     ]
-    print(f"\nn={setting.n} m={m} f={f} d={d:,}: {h} victims on {kernels.threads()} threads; limits: copy")
+    print(f"\nn={setting.n} m={m} f={f} d={d:,}: {h} victims on {threads.threads()} threads; limits: copy")
     print(f"  {memory / 1e9:.1f} GB/s, {arithmetic / 1e9:.1f} vector instructions a ns")
     whole = 0.0
     for name, function, size, instructions in lines:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 import machine
 import rpel
-from rpel.backend import compiled, plain
+from rpel.backend import pool
+from rpel.backend.base import backend
 from rpel.backend.sorting import network
 
 Array = NDArray[Any]
@@ -161,7 +162,7 @@ def report_forging(case: Case) -> None:
     table, index = case.table_and_index()
     peers, out = index[:, 1:].copy(), np.empty((case.h, case.d), np.float32)
     one = np.ones(case.h)
-    alie = machine.best(lambda: compiled.moments(table, peers, one, 1.5 * one, out=out)) / case.h
+    alie = machine.best(lambda: backend("numba").moments(table, peers, one, 1.5 * one, out=out)) / case.h
     rule = rpel.rule("nnm+trimmed_mean", f=case.f)
     mixing = machine.best(lambda: rule.aggregate(table, index, out=out)) / case.h
     victim = torch.from_numpy(table[peers[0]])
@@ -185,7 +186,7 @@ def report_graph_rules(case: Case) -> None:
         mine = machine.best(whole) / case.h
         part = {"weights": weights[:few], "hostile": hostile[:few]}
         slow = machine.best(
-            lambda rule=rule, part=part: rule.aggregate(table, index[:few], kernels=plain, **part),  # type: ignore[misc]
+            lambda rule=rule, part=part: rule.aggregate(table, index[:few], kernels=backend("plain"), **part),  # type: ignore[misc]
             2,
         )
         print(
@@ -227,7 +228,7 @@ def main() -> None:
     power = machine.measure()
     print(
         f"this machine now: {power.bandwidth / 1e9:.1f} GB/s, {power.flops32 / 1e9:.0f} GFlop/s float32, "
-        f"{power.flops64 / 1e9:.0f} float64; {compiled.threads()} threads"
+        f"{power.flops64 / 1e9:.0f} float64; {pool.threads()} threads"
     )
     for case in (MNIST, CIFAR, MANY):
         report(byzfl, "nnm+trimmed_mean", case, power, quick)

@@ -12,7 +12,6 @@ import rpel
 from rpel import data, theory
 from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View, declare
-from rpel.backend import compiled
 from rpel.backend.base import backend
 from rpel.config.spec import load
 from rpel.learning import Aggregation, MomentumSGD, aggregate
@@ -299,7 +298,7 @@ def test_momentum_step_and_spread_equal_their_formulas() -> None:
     for dtype in dtypes:
         x, m, g = (np.asarray(coins.normal(size=(5, 3000)), dtype) for _ in range(3))
         expected_m = 0.9 * m + 0.1 * g
-        half, momentum = compiled.momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
+        half, momentum = backend("numba").momentum_step(x, m.copy(), g, 0.9, 0.5, 1e-2)
         np.testing.assert_allclose(momentum, expected_m, rtol=1e-5)
         np.testing.assert_allclose(half, x - 0.5 * (expected_m + 1e-2 * x), rtol=1e-4, atol=1e-6)
         mean, distance = spread(x)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,21 +22,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
-from rpel.backend import cache, compiled, coordinates, distances, plain, sorting
-from rpel.backend.plain import OPERATIONS, Operation
+from rpel.backend import cache, coordinates, distances, pool, sorting
+from rpel.backend.base import OPERATIONS, Backend, Operation, backend
 from rpel.backend.torch import Torch
 from rpel.files import locked
 from support.waiting import PATIENCE
 
 Array = NDArray[Any]
 FAST = ("compiled", "torch")
+plain, compiled = backend("plain"), backend("numba")
 SOURCE = Path(rpel.__file__).parents[1]
 
 
 def call(twin: str, name: str, *arguments: Any, **options: Any) -> Array:
     """A primitive of a twin, NumPy in and out; torch gets a budget so small that it must work in pieces."""
     if twin != "torch":
-        module: ModuleType = {"plain": plain, "compiled": compiled}[twin]
+        module: Backend = {"plain": plain, "compiled": compiled}[twin]
         return np.asarray(getattr(module, name)(*arguments, **options))
     arrays = Torch(budget=20_000)
     table, *rest = arguments
@@ -96,9 +96,9 @@ def same(left: Array, right: Array) -> None:
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    before = compiled.threads()
+    before = pool.threads()
     yield
-    compiled.set_threads(before)
+    pool.set_threads(before)
 
 
 @pytest.mark.parametrize("twin", FAST)
@@ -267,7 +267,7 @@ def test_results_do_not_depend_on_the_number_of_threads(shape: tuple[int, int, i
     table, index = wide(*shape, dtype)
     results = []
     for count in (1, 2, 3):
-        compiled.set_threads(count)
+        pool.set_threads(count)
         results.append(everything(table, index))
     for first, second, third in zip(*results, strict=True):
         same(first, second)
@@ -482,7 +482,8 @@ logging.getLogger("rpel").setLevel(logging.INFO)
 handler = logging.Handler()
 handler.emit = said.append
 logging.getLogger("rpel").addHandler(handler)
-import rpel.backend.compiled as kernels
+from rpel.backend.base import backend
+kernels = backend("numba")
 from numba.core import event
 with event.install_recorder("numba:compile") as compiling:
     for dtype in sys.argv[1:]:
@@ -572,11 +573,13 @@ def test_new_folder_of_kernels_removes_those_unused_for_a_month_and_nothing_else
 
 
 REMOVED = """
-import shutil, sys, numpy as np, rpel.backend.compiled as kernels
+import shutil, sys, numpy as np
+from rpel.backend.base import backend
+kernels = backend("numba")
 from rpel.backend.cache import folder
 shutil.rmtree(folder())
 total = np.zeros(3)
-kernels.add_rows(np.ones((2, 3)), slice(0, 3), total)
+kernels.column_sums(np.ones((2, 3)), slice(0, 3), total)
 assert (total == 2).all()
 assert any(folder().rglob("*_add_rows*.nbi"))
 """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import rpel
 from rpel import rules as A
-from rpel.backend import compiled, plain
+from rpel.backend.base import backend
 from rpel.backend.torch import Torch
 from rpel.randomness import stream
 from support.paths import ROOT
@@ -21,7 +21,9 @@ Array = NDArray[Any]
 
 
 @pytest.mark.parametrize(("name", "parameters", "m", "f"), CASES, ids=IDS)
-@pytest.mark.parametrize("kernels", [plain, compiled, Torch()], ids=["plain", "compiled", "torch"])
+@pytest.mark.parametrize(
+    "kernels", [backend("plain"), backend("numba"), Torch()], ids=["plain", "compiled", "torch"]
+)
 def test_many_victims_over_one_table_get_what_each_would_get_alone(
     name: str, parameters: dict[str, Any], m: int, f: int, kernels: Any
 ) -> None:
@@ -76,14 +78,16 @@ def test_gts_equals_its_authors_code(seed: int, m: int, b_hat: int, equal: bool)
     expected = published_gts(x, w, b_w)
     np.testing.assert_allclose(A.gts(b_hat=b_hat)(x, weights=w), expected, atol=1e-12)
     np.testing.assert_allclose(
-        A.gts(b_hat=b_hat).aggregate(x, np.arange(m)[None], weights=w[None], kernels=plain)[0],
+        A.gts(b_hat=b_hat).aggregate(x, np.arange(m)[None], weights=w[None], kernels=backend("plain"))[0],
         expected,
         atol=1e-12,
     )
 
 
 @pytest.mark.parametrize(("name", "parameters"), GRAPH_RULES)
-@pytest.mark.parametrize("kernels", [plain, compiled, Torch()], ids=["plain", "compiled", "torch"])
+@pytest.mark.parametrize(
+    "kernels", [backend("plain"), backend("numba"), Torch()], ids=["plain", "compiled", "torch"]
+)
 def test_graph_rules_take_unequal_degrees_and_leaves(
     name: str, parameters: dict[str, Any], kernels: Any
 ) -> None:

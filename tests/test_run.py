@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from rpel import data
 from rpel.attacks import Attack
-from rpel.backend import compiled
+from rpel.backend.compiled import Compiled
 from rpel.config.spec import Spec
 from rpel.data import Dataset, user
 from rpel.data import load as dataset
@@ -211,7 +211,7 @@ def test_attack_is_built_once_and_finiteness_checked_once_a_round(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, drawn = counted(monkeypatch, Attack, "__init__"), counted(monkeypatch, Roster, "__init__")
-    looked = counted(monkeypatch, compiled, "finite_rows")
+    looked = counted(monkeypatch, Compiled, "finite_rows")
     tiny(None, **fields)
     assert (len(built), len(drawn)) == (1, 1)
     assert len(looked) == TINY["rounds"]
@@ -229,13 +229,13 @@ def test_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.M
     ours = str(Path(data.__file__).parents[1])
 
     def watch(name: str) -> None:
-        function = getattr(compiled, name)
+        function = getattr(Compiled, name)
 
         def watching(*arguments: Any, **keywords: Any) -> Any:
             deep.append(sum(frame.filename.startswith(ours) for frame in traceback.extract_stack()))
             return function(*arguments, **keywords)
 
-        monkeypatch.setattr(compiled, name, watching)
+        monkeypatch.setattr(Compiled, name, watching)
 
     for name in primitives:
         watch(name)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rpel.backend.arrays import copy, empty, namespace, put, take
 from rpel.backend.base import Backend, backend
 from rpel.rules import RoundContext, Rule
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
@@ -39,7 +40,9 @@ class LocalSteps:
 
     def init(self) -> tuple[Models, Arrays]:
         """All nodes with the common initial model, and what they remember before their first step."""
-        x = self.backend.repeated(self.task.initial(), self.nodes)
+        initial = self.backend.array(self.task.initial())
+        x = empty(self.nodes, initial)
+        x[:] = initial
         return x, self.remembers(x)
 
     def remembers(self, x: Models) -> Arrays:
@@ -68,13 +71,13 @@ class MomentumSGD(LocalSteps):
     backend: Backend = field(default_factory=lambda: backend("numba"))
 
     def _zeros(self, x: Models) -> Arrays:
-        return {"momentum": self.backend.zeros_like(x)}
+        return {"momentum": namespace(x).zeros_like(x)}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Arrays]:
         """The half-step models, written to ``out`` if given; the arrays of the state are written to."""
-        half, at = self.backend.empty(len(x), x) if out is None else out, x
+        half, at = empty(len(x), x) if out is None else out, x
         scratch = None if self.scratch is None else self.scratch[: len(x)]
         for k in range(self.steps if len(nodes) else 0):
             # lines 3-4
@@ -95,16 +98,25 @@ class NesterovOuter:
 
     lr: float = 0.7
     momentum: float = 0.9
-    backend: Backend = field(default_factory=lambda: backend("numba"))
 
     def init(self, x: Models) -> Arrays:
         """v, zero."""
-        return {"v": self.backend.zeros_like(x)}
+        return {"v": namespace(x).zeros_like(x)}
 
     def __call__(self, x: Models, z: Models, state: Arrays, aggregated: Aggregated) -> tuple[Models, Arrays]:
-        """The next models, written to z."""
-        stepped, v = self.backend.nesterov_step(x, z, state["v"], self.lr, self.momentum, aggregated.degraded)
-        return stepped, {"v": v}
+        """The next models, written to z; v is updated in place.
+
+        >>> x, z, outer = np.ones((1, 1)), np.zeros((1, 1)), NesterovOuter(lr=0.5)
+        >>> aggregated = Aggregated(np.array([False]), np.array([0]))
+        >>> outer(x, z, outer.init(x), aggregated)[0].round(3)
+        array([[0.05]])
+        """
+        v = state["v"]
+        for i in np.flatnonzero(~aggregated.degraded).tolist():
+            step = x[i] - z[i]
+            v[i] = self.momentum * v[i] + step
+            z[i] = x[i] - self.lr * (step + self.momentum * v[i])
+        return z, state
 
 
 @dataclass(frozen=True)
@@ -157,8 +169,8 @@ def aggregate(
     if not unfit.any():
         given |= {"weights": weights, "hostile": hostile, "context": context, "out": out}
         return rule.aggregate(received.table, received.index, **given), done
-    x = kernels.copy(half) if out is None else out
-    kernels.put(x, unfit, kernels.take(half, unfit))
+    x = copy(half) if out is None else out
+    put(x, unfit, take(half, unfit))
     if not unfit.all():
         some = ~unfit
         given |= {
@@ -167,5 +179,5 @@ def aggregate(
         aggregates = rule.aggregate(
             received.table, received.index[some], context=context.among(some), **given
         )
-        kernels.put(x, some, aggregates)
+        put(x, some, aggregates)
     return x, done

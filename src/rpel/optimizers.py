@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rpel.backend.arrays import empty, zeros
 from rpel.backend.base import Backend, backend
 from rpel.errors import nearest
 from rpel.learning import Gradients, LocalSteps
@@ -141,13 +142,13 @@ class TorchSteps(LocalSteps):
             for alone in (False, True)
         )
         counted = {"steps": np.zeros((len(x), 1), np.int64), "numbers": np.zeros((len(x), numbers))}
-        return {"optimizer": self.backend.zeros(len(x), width, x), **counted}
+        return {"optimizer": zeros((len(x), width), x), **counted}
 
     def __call__(
         self, x: Models, state: Arrays, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Arrays]:
         """The half-step models, written to ``out`` if given; the arrays of the state are written to."""
-        half = self.backend.empty(len(x), x) if out is None else out
+        half = empty(len(x), x) if out is None else out
         half[:] = x
         scratch = None if self.scratch is None else self.scratch[: len(x)]
         for k in range(self.steps if len(nodes) else 0):

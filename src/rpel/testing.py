@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rpel.attacks import Attack, View
 from rpel.attacks import attack as attack_by_name
-from rpel.backend import compiled, plain
+from rpel.backend.base import backend
 from rpel.rules import PreAggregation, RoundContext, Rule
 from rpel.rules import rule as rule_by_name
 
@@ -209,7 +209,7 @@ def _rule_checks(
 # --- attacks ------------------------------------------------------------------------------------------------
 
 
-def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alone: bool = False) -> View:
+def _view(attack: Attack, dtype: type = np.float64, kernels: str = "numba", alone: bool = False) -> View:
     """Five victims among twelve honest nodes, one to three of their seven peers hostile;
     what it declares to need."""
     coins, hostile = np.random.default_rng(4), np.array([1, 2, 3, 1, 2])
@@ -231,7 +231,7 @@ def _view(attack: Attack, dtype: type = np.float64, kernels: Any = compiled, alo
         hostile,
         rule=rule_by_name("nnm+trimmed_mean", f=3),
         context=RoundContext(round=3, seed=1),
-        kernels=kernels,
+        kernels=backend(kernels),
         **{key: value for key, value in given.items() if key in attack.needs},
     )
 
@@ -277,7 +277,7 @@ def _singly(attack: Attack, per_victim: bool) -> None:
 
 
 def _twins(attack: Attack, per_victim: bool) -> None:
-    _same(attack(_view(attack, kernels=plain), {})[0], attack(_view(attack), {})[0], "by the plain kernels")
+    _same(attack(_view(attack, kernels="plain"), {})[0], attack(_view(attack), {})[0], "by the plain kernels")
 
 
 def _lonely(attack: Attack, per_victim: bool) -> None:

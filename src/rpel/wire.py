@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.backend.arrays import namespace, on_host, zeros
 from rpel.types import Floats, Models, WireName
 
 BLOCK = 256
 _CHUNK = 256 * BLOCK  # parameters that are coded at once, so that they stay in the cache
-_AT_ONCE = 1 << 22  # numbers that a device codes at once
-_LEAST = np.float32(2.0**-126)
+_DEVICE_CHUNK = 1 << 22
+_LEAST = 2.0**-126  # the smallest scale
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,15 @@ class Wire:
         d, message = len(x), np.empty(self.nbytes(len(x)), np.uint8)
         for begin in range(0, d, _CHUNK):
             some = slice(begin, min(d, begin + _CHUNK))
-            part = np.asarray(x[some], np.float32)
-            codes, scales = _int8(part)
+            _, codes, scales = _quantise(np.asarray(x[None, some]))
+            unspoilt = np.isfinite(scales) & (scales > 0)
             at = d + 4 * (begin // BLOCK)
-            message[some] = codes.view(np.uint8)
-            message[at : at + 4 * len(scales)] = scales.astype("<f4").view(np.uint8)
+            message[some] = (
+                np.where(unspoilt, codes, 0).reshape(-1)[: some.stop - begin].astype(np.int8).view(np.uint8)
+            )
+            message[at : at + 4 * scales.size] = (
+                np.where(np.isfinite(scales), scales, np.nan).astype("<f4").reshape(-1).view(np.uint8)
+            )
         return message.tobytes()
 
     def decode(self, message: bytes, d: int) -> NDArray[np.float32]:
@@ -88,48 +93,49 @@ class Wire:
         if not sound:
             out.fill(np.nan)
 
-    def through(self, x: Models, out: Models) -> NDArray[np.bool_] | None:
-        """Write what models (n, d) become on their way into ``out`` (n, d), which may be x.
-
-        Returns (n,) which of them are finite there, or None where nobody has looked.
-        """
+    def through(self, x: Models, out: Models) -> None:
+        """Write what models (n, d) become on their way into ``out`` (n, d), which may be x."""
         if self.name == "float32":
             if out is not x:
                 out[:] = x
-            return None
-        if not isinstance(x, np.ndarray):
-            from rpel.backend.torch import through
+            return
+        step = max(1, (_CHUNK if on_host(x) else _DEVICE_CHUNK) // x.shape[1])
 
-            step = max(1, _AT_ONCE // x.shape[1])
-            for begin in range(0, len(x), step):  # nothing of the table's size is made
-                through(x[begin : begin + step], out[begin : begin + step], BLOCK)
-            return None
-        from rpel.backend import codes, pool  # the planner asks for sizes and needs no numba
+        def work(begin: int, end: int) -> None:
+            for first in range(begin * step, min(end * step, len(x)), step):
+                rows = slice(first, first + step)
+                out[rows] = _round_trip(x[rows])
 
-        narrow = np.ascontiguousarray(x, np.float32)
-        bits = narrow.view(np.int32)
-        room = out if out.dtype == np.float32 else np.empty_like(narrow)
-        finite = np.empty(len(x), np.bool_)
+        units = -(-len(x) // step)
+        if on_host(x):
+            from rpel.backend import pool  # the planner asks for sizes and needs no numba
 
-        def some(begin: int, end: int) -> None:
-            rows = slice(begin, end)
-            codes.through_int8(narrow[rows], bits[rows], room[rows], finite[rows])
-
-        pool.run(some, len(x), small=x.size < 1 << 16)
-        if room is not out:
-            out[:] = room
-        return finite
+            pool.run(work, units, small=x.shape[0] * x.shape[1] < 1 << 16)
+        else:
+            work(0, units)
 
 
-def _int8(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    d, blocks = len(x), -(-len(x) // BLOCK)
-    padded = np.zeros(blocks * BLOCK, np.float32)
-    padded[:d] = x
-    table = padded.reshape(blocks, BLOCK)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scale = np.abs(table).max(axis=1) / np.float32(127)
-        scale[scale < _LEAST] = 0
-        codes = np.rint(table / np.where(scale == 0, np.float32(1), scale)[:, None])
-    codes[(scale == 0) | ~np.isfinite(table).all(axis=1)] = 0
-    scale[~np.isfinite(table).all(axis=1)] = np.nan
-    return codes.reshape(-1)[:d].astype(np.int8), scale.astype(np.float32)
+def _round_trip(x: Models) -> Models:
+    """decode(encode(row)) of each row (n, d), in float32; NaN all along where the code cannot say it."""
+    narrow, codes, scale = _quantise(x)
+    xp, (n, d) = namespace(narrow), narrow.shape
+    with np.errstate(invalid="ignore", over="ignore"):
+        decoded = (xp.where(scale == 0, 0.0, codes) + 0.0) * scale  # no negative zero
+    decoded = xp.reshape(decoded, (n, -1))[:, :d]
+    finite = xp.all(xp.isfinite(decoded) & xp.isfinite(narrow), axis=1, keepdims=True)
+    result: Models = xp.where(finite, decoded, xp.nan)
+    return result
+
+
+def _quantise(x: Models) -> tuple[Models, Models, Models]:
+    """x (n, d) in float32, its codes (n, blocks, BLOCK) as floats, and its scales (n, blocks, 1)."""
+    xp, (n, d) = namespace(x), x.shape
+    narrow = xp.astype(x, xp.float32, copy=False)
+    padded = zeros((n, -(-d // BLOCK) * BLOCK), narrow)
+    padded[:, :d] = narrow
+    table = xp.reshape(padded, (n, -1, BLOCK))
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = xp.max(xp.abs(table), axis=2, keepdims=True) / 127
+        scale = xp.where(scale < _LEAST, 0.0, scale)
+        codes = xp.round(table / xp.where(scale == 0, 1.0, scale))
+    return narrow, codes, scale

@@ -24,6 +24,7 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
     _setup_privateuseone_for_python_backend("dev")
 
 from rpel.attacks import forgeries
+from rpel.backend import arrays
 from rpel.backend.torch import Torch
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
@@ -71,10 +72,8 @@ class Standing(Torch):
             return 1.0  # the count of steps that torch's optimisers keep there
         return super().host(x)
 
-    def _generator(self, source: Any) -> None:
-        """Return no generator, since torch has none for the stand-in device."""
-
     def read(self, x: torch.Tensor) -> Any:
+        self.sent.append(tuple(x.shape))
         kind = str(x.dtype).removeprefix("torch.")
         return np.ones(tuple(x.shape), kind) if kind == "bool" else np.zeros(tuple(x.shape), kind)
 
@@ -90,6 +89,7 @@ def _on_host(function: Any) -> Any:
     return computed
 
 
+arrays.device_generator = lambda rng, like: None  # torch has none for the stand-in device
 forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
 VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 

@@ -18,7 +18,18 @@ import numpy as np
 
 from rpel.attacks.traits import Poison, declare, traits_of
 from rpel.attacks.view import View
-from rpel.randomness import key, stream
+from rpel.backend.arrays import (
+    column_blocks,
+    empty,
+    lend,
+    namespace,
+    put,
+    standard_normal,
+    take,
+    uniform,
+    zeros,
+)
+from rpel.randomness import stream
 from rpel.types import Floats, Integers, Models
 
 State = dict[str, Any]
@@ -95,7 +106,7 @@ def mimic(view: View, epsilon: int = 0) -> Models:
     order = np.argsort(rows < 0, axis=1, kind="stable")
     column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
     chosen = np.take_along_axis(order, column[:, None], axis=1)
-    return _filled(view, view.kernels.take(view.honest, np.take_along_axis(rows, chosen, axis=1)[:, 0]))
+    return _filled(view, take(view.honest, np.take_along_axis(rows, chosen, axis=1)[:, 0]))
 
 
 def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tuple[Models, State]:
@@ -110,10 +121,13 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
     else:
         z = state.get("direction")
         if z is None:
-            d = view.honest.shape[1]
-            z = view.kernels.standard_normal(stream(view.seed, "mimic"), d, view.kernels.sums(1, view.honest))
-        z, along = view.kernels.oja_step(view.honest, view.kernels.array(z))
-        node = int(np.argmax(along))
+            wide = zeros((1,), view.honest, wide=True)
+            z = standard_normal(stream(view.seed, "mimic"), view.honest.shape[1:], wide)
+        xp = namespace(view.honest)
+        centred = view.honest - view.mean(view.honest)
+        z = (centred @ view.kernels.array(z)) @ centred
+        z = z / xp.clip(xp.sqrt(z @ z), min=xp.finfo(z.dtype).smallest_normal)
+        node = int(np.argmax(view.kernels.host(xp.abs(centred @ z))))
         state = {"rounds": rounds + 1, "node": node, "direction": z}
     return _filled(view, view.honest[node]), state
 
@@ -121,9 +135,10 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
     """The honest mean of delay rounds ago (of the first round until then):
     a peer that never caught up."""
-    before = state.get("past")
-    past = view.kernels.empty(0, view.honest) if before is None else view.kernels.array(before)
-    past = view.kernels.appended(past, view.kernels.mean(view.honest), delay + 1)
+    xp, past = namespace(view.honest), state.get("past")
+    past = empty(0, view.honest) if past is None else view.kernels.array(past)
+    latest = xp.astype(view.mean(view.honest), past.dtype)
+    past = xp.concat([past, latest[None]])[-(delay + 1) :]
     return _filled(view, past[0]), {"past": past}
 
 
@@ -135,7 +150,10 @@ def inf(view: View) -> Models:
 
 def gaussian(view: View, mu: float = 0.0, sigma: float = 1.0) -> Models:
     """Noise N(μ, σ²), fresh for every victim and round."""
-    return view.kernels.normal(key(view.seed, "gaussian"), view.round, mu, sigma, out=view.out)
+    noise = standard_normal(stream(view.seed, "gaussian", view.round), tuple(view.out.shape), view.out)
+    noise *= sigma
+    noise += mu
+    return noise
 
 
 def _filled(view: View, rows: Any) -> Models:
@@ -187,7 +205,10 @@ def _along(view: View, direction: str, gamma: Floats) -> Models:
         norm = _norms(view, mean)
         factor = 1.0 - np.where(norm > 0, gamma / np.where(norm > 0, norm, 1.0), 0.0)
         return view.moments(factor, out=view.out)
-    return view.kernels.against_sign(mean, gamma)
+    step, xp = view.kernels.array(gamma)[:, None], namespace(mean)
+    for at in column_blocks(*mean.shape):
+        mean[:, at] -= step * xp.sign(mean[:, at])
+    return mean
 
 
 def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
@@ -197,9 +218,10 @@ def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
         length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
     else:
         mean = view.moments(1.0, out=view.out)
-        length = (
-            view.kernels.nonzeros(mean) if direction == "sign" else np.where(_norms(view, mean) > 0, 1.0, 0.0)
-        )
+        if direction == "sign":
+            length = view.kernels.host(namespace(mean).count_nonzero(mean, axis=1))
+        else:
+            length = np.where(_norms(view, mean) > 0, 1.0, 0.0)
     moved = _along(view, direction, np.ones(view.victims))
     reached = np.asarray(view.kernels.distances_to(view.honest, view.sources, moved))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -221,9 +243,15 @@ def fang(view: View) -> Models:
     where max = min, a thousandth of it takes the place of the range.
     """
     rising = view.change >= 0
-    u = view.kernels.uniform(key(view.seed, "fang"), view.round, len(rising))
-    rows = np.where(view.sources >= 0, view.sources, view.sources[:, :1])
-    return view.kernels.beyond_range(view.honest, rows, rising, u, out=view.out)
+    u = uniform(stream(view.seed, "fang", view.round), len(rising), view.honest)
+    rows = lend(np.where(view.sources >= 0, view.sources, view.sources[:, :1]), view.honest)
+    xp = namespace(view.honest)
+    for at in column_blocks(rows.size if isinstance(rows, np.ndarray) else rows.numel(), len(rising)):
+        x = view.honest[:, at][rows]
+        low, high = (xp.astype(end(x, axis=1), u.dtype) for end in (xp.min, xp.max))
+        beyond = xp.where(high > low, u[at] * (high - low), 1e-3 * xp.abs(low))
+        view.out[:, at] = xp.where(rising[at], low - beyond, high + beyond)
+    return view.out
 
 
 # --- along the honest graph's weakest cut -------------------------------------------------------------------
@@ -248,7 +276,11 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
     adjacency[who[whom >= 0], whom[whom >= 0]] = True
     v = second_eigenvector(np.packbits(adjacency | adjacency.T).tobytes(), n, view.seed)
     push = view.kernels.combine(view.honest, np.arange(n)[None], v[None])
-    return view.kernels.add_outer(view.honest, view.own, np.asarray(a) * v[view.own], push, out=view.out)
+    factors, own = view.kernels.array(np.asarray(a) * v[view.own])[:, None], lend(view.own, view.honest)
+    for at in column_blocks(*view.out.shape):
+        view.out[:, at] = factors * push[:, at]
+        view.out[:, at] += view.honest[:, at][own]
+    return view.out
 
 
 @lru_cache(maxsize=2)
@@ -308,7 +340,7 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
     searched, honest = _searched({"of": of}), _honest_mean(view)
     most, kept = np.full(view.victims, -1.0), view.out
     if len(searched) > 1:
-        kept = view.kernels.empty(view.victims, view.out)
+        kept = empty(view.victims, view.out)
     for name, forge in searched.items():
         factor = FACTORS[name]
 
@@ -320,7 +352,7 @@ def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 1
         better = reached > most
         most = np.where(better, reached, most)
         if len(searched) > 1:
-            view.kernels.put(kept, better, view.kernels.take(forged, better))
+            put(kept, better, take(forged, better))
     return kept
 
 
@@ -332,13 +364,14 @@ def _harm(view: View, forged: Models, honest: Models) -> Floats:
     harm, heard = np.zeros(view.victims), view.audience >= 0
     for sent in np.flatnonzero(heard.any(axis=1)).tolist():
         to = view.audience[sent, heard[sent]]
-        harm[sent] = _moved(view, _aggregated(view, table, to, sent), view.kernels.take(honest, to)).mean()
+        harm[sent] = _moved(view, _aggregated(view, table, to, sent), take(honest, to)).mean()
     return harm
 
 
 def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
-    moved = view.kernels.row_distances(aggregated, honest)  # a rule that breaks may be driven to infinity
-    return np.where(np.isnan(moved), np.inf, moved)
+    rows = np.arange(len(aggregated))[:, None]
+    moved = np.sqrt(view.kernels.distances_to(aggregated, rows, honest)[:, 0])
+    return np.where(np.isnan(moved), np.inf, moved)  # a rule that breaks may be driven to infinity
 
 
 def families(of: str | Sequence[str]) -> list[str]:
@@ -419,7 +452,7 @@ def _aggregated(
     usable = np.append(finite, False)[index]
     able = ~view.rule.unfit(index >= 0, usable)
     if not able.any():
-        return view.kernels.take(table, index[:, 0])
+        return take(table, index[:, 0])
     graph: dict[str, Any] = (
         {} if weights is None else {"weights": weights[places][able], "hostile": forged[able]}
     )
@@ -430,8 +463,8 @@ def _aggregated(
     )
     if able.all():
         return aggregate
-    result = view.kernels.take(table, index[:, 0])
-    view.kernels.put(result, able, aggregate)
+    result = take(table, index[:, 0])
+    put(result, able, aggregate)
     return result
 
 

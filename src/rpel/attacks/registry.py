@@ -4,7 +4,7 @@ and those of packages."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from rpel import plugins
 from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
 from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
+from rpel.backend.arrays import copy, put
 from rpel.backend.base import backend
 from rpel.rules import RoundContext, Rule
 from rpel.rules.arrays import is_numeric
@@ -130,7 +131,7 @@ class Attack:
             right = f"rows of numbers of shape {tuple(view.out.shape)}"
             raise ValueError(f"attack {self.name} must give {right}, not {tuple(rows.shape)} {rows.dtype}")
         if rows.dtype == view.out.dtype and rows.shape == view.out.shape:
-            return cast(Models, rows)
+            return rows
         view.out[:] = rows
         return view.out
 
@@ -188,8 +189,8 @@ def _sparing(view: View, forged: Models, spared: NDArray[np.bool_]) -> Models:
     if not spared.any():
         return forged
     # what others made is not ours to write to
-    rows = view.out if forged is view.out else view.kernels.copy(forged)
-    view.kernels.put(rows, spared, view.average(view.sources[spared]))
+    rows = view.out if forged is view.out else copy(forged)
+    put(rows, spared, view.average(view.sources[spared]))
     return rows
 
 

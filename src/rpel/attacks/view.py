@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.backend.arrays import zeros
 from rpel.backend.base import Backend, backend
 from rpel.rules import RoundContext, Rule
 from rpel.types import Floats, Integers, Models
@@ -143,7 +144,13 @@ class View:
         """(d,) the honest nodes' mean change in this round's local step."""
         if self.before is None:
             raise ValueError("this attack needs the models before the local step (needs = {'before'})")
-        return self.kernels.mean(self.honest) - self.kernels.mean(self.before)
+        return self.mean(self.honest) - self.mean(self.before)
+
+    def mean(self, models: Models) -> Models:
+        """(d,) the mean of some models (k, d), in the widest type."""
+        total = zeros(models.shape[1:], models, wide=True)
+        self.kernels.column_sums(models, slice(0, len(total)), total)
+        return total / len(models)
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:

@@ -14,95 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from rpel.backend import coordinates, distances, pool, sorting
+from rpel.backend.base import Backend, Operation
 from rpel.backend.cache import compiled, inlined
+from rpel.backend.checks import check_index, check_mix, check_operation, check_table, result_array
 from rpel.backend.coordinates import unit_bounds
-from rpel.backend.plain import (
-    Operation,
-    add_outer,
-    add_scaled,
-    against_sign,
-    appended,
-    array,
-    beyond_range,
-    check_index,
-    check_mix,
-    check_operation,
-    check_table,
-    copy,
-    device_memory,
-    empty,
-    host,
-    mean,
-    nesterov_step,
-    nonzeros,
-    normal,
-    oja_step,
-    put,
-    repeated,
-    result_array,
-    row_distances,
-    shares,
-    squared_lengths,
-    squared_norm,
-    standard_normal,
-    sums,
-    take,
-    top_direction,
-    uniform,
-    zeros,
-    zeros_like,
-)
-from rpel.backend.pool import set_threads, threads
 from rpel.backend.vectors import fetch, moments_of_rows, weigh_rows
 from rpel.types import Floats, Integers, Mix, Out
-
-__all__ = [
-    "add_deviations",
-    "add_outer",
-    "add_rows",
-    "add_scaled",
-    "against_sign",
-    "appended",
-    "array",
-    "beyond_range",
-    "combine",
-    "coordinatewise",
-    "copy",
-    "device_memory",
-    "distances_to",
-    "empty",
-    "finite_rows",
-    "host",
-    "mean",
-    "moments",
-    "momentum_step",
-    "nearest",
-    "nesterov_step",
-    "nonzeros",
-    "normal",
-    "oja_step",
-    "prepare",
-    "put",
-    "repeated",
-    "row_distances",
-    "set_threads",
-    "shares",
-    "squared_distances",
-    "squared_lengths",
-    "squared_norm",
-    "standard_normal",
-    "sum_columns",
-    "sums",
-    "take",
-    "threads",
-    "top_direction",
-    "uniform",
-    "zeros",
-    "zeros_like",
-]
 
 _COLUMNS = 1024  # whose deviations are summed before they join the total
 _IN_CACHE = 1 << 18  # entries that a core keeps at hand
@@ -110,110 +30,14 @@ _NARROW = 128  # columns that one thread takes at a time
 _SMALL = 1 << 16  # values below which waking a thread costs more than it saves
 
 
-def _plain(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def _contiguous(array: Floats, dtype: DTypeLike) -> Floats:
     """Contiguous, of this type and writable, copied if need be:
     numba compiles read-only arrays a second time."""
     return np.array(array, dtype, order="C", copy=None if array.flags.writeable else True)
 
 
 def _int64(index: Integers) -> NDArray[np.int64]:
-    return _plain(index, np.int64)
-
-
-def finite_rows(table: Floats) -> NDArray[np.bool_]:
-    """(n,) True where every entry of the row is finite."""
-    check_table(table)
-    result = np.empty(len(table), np.bool_)
-    step = max(1, _IN_CACHE // max(1, table.shape[1]))  # rows whose marks stay in the cache
-
-    def work(begin: int, end: int) -> None:
-        for first in range(begin, end, step):
-            some = slice(first, min(end, first + step))
-            np.isfinite(table[some]).all(axis=1, out=result[some])
-
-    pool.run(work, len(table), small=table.size < _SMALL)
-    return result
-
-
-def squared_distances(table: Floats, index: Integers) -> Floats:
-    """(h, m, m) squared Euclidean distances among the rows of each victim, float64."""
-    check_index(table, index)
-    return distances.among(table, _int64(index))
-
-
-def distances_to(table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
-    """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers
-    rows, (h, d) floats a point for each victim.
-    """
-    check_index(table, index, absent=True)
-    h, d = len(index), table.shape[1]
-    point: NDArray[Any] = np.zeros(d) if origin is None else origin
-    if point.dtype.kind in "iu":
-        check_index(table, point.reshape(h, 1))
-        return distances.to_rows(table, _int64(index), _int64(point))
-    if point.ndim == 2:
-        points = _plain(point, point.dtype).reshape(h, d)
-        return distances.to_rows(table, _int64(index), len(table) + np.arange(h), points)
-    return distances.to_point(table, _int64(index), _plain(point, np.float64).reshape(d))
-
-
-def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
-    """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column."""
-    _, m, last = squared.shape
-    if last != m or not 1 <= k <= m:
-        raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {squared.shape} and {k}")
-    rows = np.broadcast_to(np.arange(m), squared.shape[:2]).copy()
-    return sorting.nearest(_plain(squared, np.float64), rows, k)[0]
-
-
-def combine(table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
-    """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
-    never read."""
-    check_index(table, index, absent=True)
-    rows, factors = _int64(index), _plain(weights, np.float64).reshape(index.shape)
-    result = result_array(table, len(rows), out)
-    cut = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
-
-    def work(begin: int, end: int) -> None:
-        _combine(table, rows, factors, cut, begin, end, result)
-
-    pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
-    return result
-
-
-def coordinatewise(
-    table: Floats, index: Integers, operation: Operation, f: int = 0, mix: Mix = None, out: Out = None
-) -> Floats:
-    """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
-
-    Weights of a float `mix` beyond ±1 may overflow float64 values near its end;
-    integers and float32 never give NaN.
-    """
-    check_index(table, index)
-    check_operation(operation, check_mix(mix, *index.shape), f)
-    result = result_array(table, len(index), out)
-    if isinstance(mix, int):
-        return coordinates.nearest_mixed(table, _int64(index), operation, f, mix, result)
-    if mix is not None:
-        mix = _plain(mix, np.float64 if mix.dtype.kind == "f" else np.int32)
-    return coordinates.coordinatewise(table, _int64(index), operation, f, mix, result)
-
-
-def moments(
-    table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Out = None
-) -> Floats:
-    """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i]."""
-    check_index(table, index, absent=True)
-    rows, h = _int64(index), len(index)
-    means, deviations = _plain(mean_factor, np.float64).reshape(h), _plain(std_factor, np.float64).reshape(h)
-    result = result_array(table, h, out)
-    cut = pool.cut(len(table), h, table.shape[1], table.itemsize)
-
-    def work(begin: int, end: int) -> None:
-        _moments(table, rows, means, deviations, cut, begin, end, result)
-
-    pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
-    return result
+    return _contiguous(index, np.int64)
 
 
 def prepare(
@@ -313,25 +137,6 @@ def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end:
             out[i, c] = x[i, c] - lr * (momentum + decay * x[i, c])
 
 
-def momentum_step(
-    x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Out = None
-) -> tuple[Floats, Floats]:
-    """(x^{t+1/2}, m^t): m = βm + (1−β)g, then x − η(m + λx). m is updated in place; x is left,
-    unless it is ``out``.
-
-    >>> momentum_step(np.ones((1, 1)), np.zeros((1, 1)), np.ones((1, 1)), 0.9, 0.5, 0.0)[0].round(3)
-    array([[0.95]])
-    """
-    half = np.empty_like(x) if out is None else out
-    factors = np.array([beta, 1 - beta, lr, decay], dtype=x.dtype)
-
-    def work(begin: int, end: int) -> None:
-        _momentum(x, m, g, factors, begin, end, half)
-
-    pool.run(work, len(x), small=x.size < _SMALL)
-    return half, m
-
-
 @compiled
 def _add_rows(x: Floats, left: int, right: int, total: Floats) -> None:
     for start in range(left, right, _COLUMNS):  # whose sums stay in the first cache
@@ -364,25 +169,130 @@ def _over_columns(x: Floats, columns: slice, work: Callable[[int, int], None]) -
     )
 
 
-def add_rows(x: Floats, columns: slice, total: Floats) -> None:
-    """total[c] += Σ_i x[i, c] for these columns, row after row: a sum may be continued with further rows.
-
-    >>> total = np.zeros(2); add_rows(np.array([[1.0, 2.0], [3.0, 4.0]]), slice(0, 2), total); total
-    array([4., 6.])
-    """
-    _over_columns(x, columns, lambda left, right: _add_rows(x, left, right, total))
+# --- the primitives ---
 
 
-def add_deviations(x: Floats, mean: Floats, columns: slice, total: Floats) -> None:
-    """total[c] += Σ_i (x[i, c] − mean[c])² for these columns, row after row.
+class Compiled(Backend):
+    """The primitives on NumPy arrays, by numba on all threads that `rpel.backend.pool` allows."""
 
-    >>> total = np.zeros(1); add_deviations(np.array([[1.0], [3.0]]), np.array([2.0]), slice(0, 1),
-    ...     total); total
-    array([2.])
-    """
-    _over_columns(x, columns, lambda left, right: _add_deviations(x, mean, left, right, total))
+    def array(self, values: ArrayLike | Floats) -> Floats:
+        return np.asarray(values)
 
+    def host(self, x: ArrayLike | Floats) -> Floats:
+        return np.asarray(x)
 
-def sum_columns(values: Floats) -> float:
-    """The sum of (d,) values, block after block."""
-    return float(np.add.reduceat(values, np.arange(0, len(values), _COLUMNS)).sum())
+    def finite_rows(self, table: Floats) -> NDArray[np.bool_]:
+        """(n,) True where every entry of the row is finite."""
+        check_table(table)
+        result = np.empty(len(table), np.bool_)
+        step = max(1, _IN_CACHE // max(1, table.shape[1]))  # rows whose marks stay in the cache
+
+        def work(begin: int, end: int) -> None:
+            for first in range(begin, end, step):
+                some = slice(first, min(end, first + step))
+                np.isfinite(table[some]).all(axis=1, out=result[some])
+
+        pool.run(work, len(table), small=table.size < _SMALL)
+        return result
+
+    def squared_distances(self, table: Floats, index: Integers) -> Floats:
+        """(h, m, m) squared Euclidean distances among the rows of each victim, float64."""
+        check_index(table, index)
+        return distances.among(table, _int64(index))
+
+    def distances_to(self, table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
+        """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers
+        rows, (h, d) floats a point for each victim.
+        """
+        check_index(table, index, absent=True)
+        h, d = len(index), table.shape[1]
+        point: NDArray[Any] = np.zeros(d) if origin is None else origin
+        if point.dtype.kind in "iu":
+            check_index(table, point.reshape(h, 1))
+            return distances.to_rows(table, _int64(index), _int64(point))
+        if point.ndim == 2:
+            points = _contiguous(point, point.dtype).reshape(h, d)
+            return distances.to_rows(table, _int64(index), len(table) + np.arange(h), points)
+        return distances.to_point(table, _int64(index), _contiguous(point, np.float64).reshape(d))
+
+    def nearest(self, distances: Floats, k: int) -> NDArray[np.int32]:
+        """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column."""
+        _, m, last = distances.shape
+        if last != m or not 1 <= k <= m:
+            raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {distances.shape} and {k}")
+        rows = np.broadcast_to(np.arange(m), distances.shape[:2]).copy()
+        return sorting.nearest(_contiguous(distances, np.float64), rows, k)[0]
+
+    def combine(self, table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
+        """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
+        never read."""
+        check_index(table, index, absent=True)
+        rows, factors = _int64(index), _contiguous(weights, np.float64).reshape(index.shape)
+        result = result_array(table, len(rows), out)
+        cut = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
+
+        def work(begin: int, end: int) -> None:
+            _combine(table, rows, factors, cut, begin, end, result)
+
+        pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
+        return result
+
+    def coordinatewise(
+        self,
+        table: Floats,
+        index: Integers,
+        operation: Operation,
+        f: int = 0,
+        mix: Mix = None,
+        out: Out = None,
+    ) -> Floats:
+        """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
+
+        Weights of a float `mix` beyond ±1 may overflow float64 values near its end;
+        integers and float32 never give NaN.
+        """
+        check_index(table, index)
+        check_operation(operation, check_mix(mix, *index.shape), f)
+        result = result_array(table, len(index), out)
+        if isinstance(mix, int):
+            return coordinates.nearest_mixed(table, _int64(index), operation, f, mix, result)
+        if mix is not None:
+            mix = _contiguous(mix, np.float64 if mix.dtype.kind == "f" else np.int32)
+        return coordinates.coordinatewise(table, _int64(index), operation, f, mix, result)
+
+    def moments(
+        self, table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Out = None
+    ) -> Floats:
+        """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i]."""
+        check_index(table, index, absent=True)
+        rows, h = _int64(index), len(index)
+        means, deviations = (
+            _contiguous(mean_factor, np.float64).reshape(h),
+            _contiguous(std_factor, np.float64).reshape(h),
+        )
+        result = result_array(table, h, out)
+        cut = pool.cut(len(table), h, table.shape[1], table.itemsize)
+
+        def work(begin: int, end: int) -> None:
+            _moments(table, rows, means, deviations, cut, begin, end, result)
+
+        pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
+        return result
+
+    def momentum_step(
+        self, x: Floats, m: Floats, g: Floats, beta: float, lr: float, decay: float, out: Out = None
+    ) -> tuple[Floats, Floats]:
+        half = np.empty_like(x) if out is None else out
+        factors = np.array([beta, 1 - beta, lr, decay], dtype=x.dtype)
+
+        def work(begin: int, end: int) -> None:
+            _momentum(x, m, g, factors, begin, end, half)
+
+        pool.run(work, len(x), small=x.size < _SMALL)
+        return half, m
+
+    def column_sums(self, x: Floats, columns: slice, total: Floats, mean: Floats | None = None) -> None:
+        if mean is None:
+            _over_columns(x, columns, lambda left, right: _add_rows(x, left, right, total))
+        else:
+            _over_columns(x, columns, lambda left, right: _add_deviations(x, mean, left, right, total))

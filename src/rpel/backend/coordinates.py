@@ -24,9 +24,9 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from rpel.backend import distances, pool
+from rpel.backend.base import OPERATIONS, Operation
 from rpel.backend.cache import announce, compiled, folder, inlined
 from rpel.backend.distances import aligned
-from rpel.backend.plain import OPERATIONS, Operation
 from rpel.backend.sorting import network, operate
 from rpel.backend.vectors import BLOCK, add_rows, copy, weigh_rows
 from rpel.types import Floats, Integers

@@ -46,3 +46,17 @@ def missing(device: str) -> str | None:
     if not count:
         return f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: is its driver there?"
     return None if int(number or 0) < count else f"torch sees {count} of them, numbered from 0"
+
+
+def free_memory(device: str) -> int | None:
+    """Return the bytes that are free on a device; None where it uses the host's memory.
+
+    >>> free_memory("cpu") is None
+    True
+    """
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if kind == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    return None

@@ -7,7 +7,7 @@ can fuse. Sorting along a short axis would keep one block of threads per segment
 import torch
 from torch import Tensor
 
-from rpel.backend.plain import Operation
+from rpel.backend.base import Operation
 from rpel.backend.sorting import network, ranks
 
 LONGEST = 64

@@ -19,9 +19,10 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rpel.backend import plain, pool
+from rpel.backend import pool
+from rpel.backend.base import OPERATIONS, Operation
 from rpel.backend.cache import compiled, inlined
-from rpel.backend.plain import OPERATIONS, Operation
+from rpel.backend.plain import Plain
 from rpel.backend.vectors import (
     BLOCK,
     Builder,
@@ -289,7 +290,7 @@ def nearest(
     """
     h, m, _ = distances.shape
     if distances.size < _FEW:
-        return plain.nearest(distances, k), _are_sure(distances, index, k, factor)
+        return Plain().nearest(distances, k), _are_sure(distances, index, k, factor)
     kept, sure = np.empty((h, m, k), np.int32), np.empty((h, m), np.bool_)
 
     def work(begin: int, end: int) -> None:

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.backend import plain
 from rpel.backend.one_thread import share
 
 BUDGET, CACHED = 256 << 20, 4 << 20
@@ -29,9 +28,8 @@ class Tensors:
     """Tensors of one device; temporaries take at most ``budget`` bytes (0: as the device likes it).
 
     >>> arrays = Tensors("cpu")
-    >>> arrays.host(arrays.repeated(np.array([3.0, 4.0]), 2))
-    array([[3., 4.],
-           [3., 4.]])
+    >>> arrays.host(arrays.array(np.array([3.0, 4.0])))
+    array([3., 4.])
     """
 
     device: str = "cpu"
@@ -74,56 +72,7 @@ class Tensors:
 
     def host(self, x: Any) -> Any:
         """Anything as NumPy's; models, too: for checkpoints and results."""
-        return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-
-    def device_memory(self) -> int | None:
-        """Bytes that are free on the device; None where it is the host."""
-        kind = torch.device(self.device).type
-        if kind == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0])
-        if kind == "mps":
-            return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
-        return None
-
-    # --- arrays ---
-
-    def repeated(self, row: Any, rows: int) -> Any:
-        return self.array(row)[None].repeat(rows, 1)
-
-    def empty(self, rows: int, like: Any) -> Any:
-        kind = like.dtype if isinstance(like, Tensor) else torch.from_numpy(np.empty(0, like.dtype)).dtype
-        return torch.empty((rows, like.shape[-1]), dtype=kind, device=self.device)
-
-    def zeros_like(self, x: Any) -> Any:
-        return torch.zeros_like(x)
-
-    def zeros(self, rows: int, columns: int, like: Any) -> Any:
-        return torch.zeros((rows, columns), dtype=like.dtype, device=self.device)
-
-    def sums(self, d: int, like: Any) -> Any:
-        return torch.zeros(d, dtype=self.wide, device=self.device)
-
-    def copy(self, x: Any) -> Any:
-        return x.clone()
-
-    def take(self, table: Any, rows: Any, out: Any = None) -> Any:
-        if isinstance(table, np.ndarray):  # counts and the like stay on the host
-            return plain.take(table, rows, out)
-        return torch.index_select(table, 0, self._numbers(rows), out=out)
-
-    def put(self, x: Any, rows: Any, values: Any) -> None:
-        if isinstance(x, np.ndarray):
-            x[rows] = values
-            return
-        x.index_copy_(0, self._numbers(rows), self.array(values).to(x.dtype))
-
-    def _numbers(self, rows: Any) -> Tensor:
-        """Row numbers on the device, from numbers or marks."""
-        given = np.asarray(rows)
-        return self.lend(np.flatnonzero(given) if given.dtype == bool else given.astype(np.int64))
-
-    def appended(self, rows: Any, row: Any, most: int) -> Any:
-        return torch.cat([rows, row.to(rows.dtype)[None]])[-most:]
+        return self.read(x) if isinstance(x, Tensor) else np.asarray(x)
 
     # --- pieces ---
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.backend import plain
+from rpel.backend.base import Backend, Operation
+from rpel.backend.checks import check_operation
 from rpel.backend.one_thread import share
 from rpel.backend.ordering import operate
-from rpel.backend.plain import Operation, check_operation
+from rpel.backend.plain import Plain
 from rpel.backend.tensors import Tensors
 from rpel.types import Integers
 
@@ -33,7 +33,7 @@ _SPANS = 8  # parts of the columns that are summed by themselves
 _CANCELLED = 1e-3  # of two rows' squared lengths: a distance below it has lost too many digits
 
 
-class Torch(Tensors):
+class Torch(Tensors, Backend):
     """Primitives on tensors of one device.
 
     >>> arrays = Torch("cpu")
@@ -156,7 +156,7 @@ class Torch(Tensors):
         return self.read(self._summed(h, table, moved, m).masked_fill_(rows < 0, 0.0))
 
     def nearest(self, distances: Any, k: int) -> Any:
-        return plain.nearest(distances, k)
+        return Plain().nearest(distances, k)
 
     @staticmethod
     def _nearest(distances: Tensor, k: int) -> Tensor:
@@ -194,7 +194,7 @@ class Torch(Tensors):
     def _zero(self, x: Tensor, rows: NDArray[np.bool_]) -> None:
         """x[rows] = 0."""
         if rows.any():
-            x.index_fill_(0, self._numbers(rows), 0.0)
+            x.index_fill_(0, self.lend(np.flatnonzero(rows)), 0.0)
 
     def coordinatewise(
         self, table: Any, index: Any, operation: Any, f: int = 0, mix: Any = None, out: Any = None
@@ -266,19 +266,12 @@ class Torch(Tensors):
         self._over(work, len(x), x.shape[1], self._cached(4 * x.dtype.itemsize))
         return half, m
 
-    def nesterov_step(self, x: Any, z: Any, v: Any, lr: float, momentum: float, kept: Any) -> tuple[Any, Any]:
-        moved = self.lend(~np.asarray(kept))[:, None]
-        for rows in self._pieces(len(x), 3 * x.shape[1] * x.dtype.itemsize):
-            step = x[rows] - z[rows]
-            v[rows] = torch.where(moved[rows], momentum * v[rows] + step, v[rows])
-            z[rows] = torch.where(moved[rows], x[rows] - lr * (step + momentum * v[rows]), z[rows])
-        return z, v
+    def column_sums(self, x: Any, columns: slice, total: Any, mean: Any = None) -> None:
+        def values(at: slice) -> Tensor:
+            wide: Tensor = x[:, at].to(total.dtype)
+            return wide if mean is None else (wide - mean[at]).square_()
 
-    def add_rows(self, x: Any, columns: slice, total: Any) -> None:
-        self._add_to(total, columns, lambda at: x[:, at].to(total.dtype), len(x))
-
-    def add_deviations(self, x: Any, mean: Any, columns: slice, total: Any) -> None:
-        self._add_to(total, columns, lambda at: (x[:, at].to(total.dtype) - mean[at]).square_(), len(x))
+        self._add_to(total, columns, values, len(x))
 
     def _add_to(self, total: Tensor, columns: slice, values: Callable[[slice], Tensor], n: int) -> None:
         """total[c] += Σ_i values(c)[i] of n rows, for these columns."""
@@ -288,114 +281,6 @@ class Torch(Tensors):
             total[at] += values(at).sum(dim=0)
 
         self._over(work, 1, columns.stop - columns.start, 2 * n * total.dtype.itemsize)
-
-    def sum_columns(self, values: Any) -> float:
-        return float(self.read(values.sum()))
-
-    def mean(self, table: Any) -> Any:
-        total = self.sums(table.shape[1], table)
-        self.add_rows(table, slice(0, len(total)), total)
-        return total.div_(len(table))
-
-    def squared_norm(self, vector: Any) -> float:
-        return float(self.squared_lengths(vector[None])[0])
-
-    def squared_lengths(self, x: Any) -> Any:
-        found = self._summed(len(x), x, lambda rows, at: x[rows, at].to(self.wide, copy=True), 1)
-        return np.asarray(self.read(found), np.float64)
-
-    def row_distances(self, a: Any, b: Any) -> Any:
-        found = self._summed(
-            len(a), a, lambda rows, at: a[rows, at].to(self.wide, copy=True).sub_(b[rows, at]), 1
-        )
-        return np.sqrt(np.asarray(self.read(found), np.float64))
-
-    # --- what attacks and some rules need beside them ---
-
-    def oja_step(self, table: Any, z: Any) -> tuple[Any, Any]:
-        mean, along = self.mean(table), torch.zeros(len(table), dtype=self.wide, device=table.device)
-        pieces = list(self._pieces(table.shape[1], 2 * len(table) * self.wide.itemsize))
-        for at in pieces:
-            along += (table[:, at].to(self.wide) - mean[at]) @ z[at].to(self.wide)
-        moved = torch.empty_like(mean)
-        for at in pieces:
-            moved[at] = along @ (table[:, at].to(self.wide) - mean[at])
-        moved /= torch.linalg.vector_norm(moved).clamp(min=torch.finfo(self.wide).tiny)
-        along.zero_()
-        for at in pieces:
-            along += (table[:, at].to(self.wide) - mean[at]) @ moved[at]
-        return moved, self.read(along.abs_())
-
-    def uniform(self, key: Any, round: int, size: int) -> Any:
-        if self.main:
-            return self.array(plain.uniform(key, round, size))
-        draw = self._generator(Generator(Philox(key=key, counter=[0, 0, 0, round])))
-        return torch.rand(size, generator=draw, dtype=self.wide, device=self.device)
-
-    def normal(self, key: Any, round: int, mu: float, sigma: float, out: Any) -> Any:
-        if self.main:
-            plain.normal(key, round, mu, sigma, out.numpy())
-            return out
-        draw = self._generator(Generator(Philox(key=key, counter=[0, 0, 0, round])))
-        return out.normal_(mu, sigma, generator=draw)
-
-    def standard_normal(self, source: Generator, size: int, like: Any) -> Any:
-        if self.main:
-            kind = np.float32 if like.dtype == torch.float32 else np.float64
-            return self.array(source.standard_normal(size, dtype=kind))
-        return like.new_empty(size).normal_(generator=self._generator(source))
-
-    def _generator(self, source: Generator) -> torch.Generator | None:
-        """Return a generator on the device that is seeded from a stream of `rpel.randomness`."""
-        return torch.Generator(self.device).manual_seed(int(source.integers(2**63)))
-
-    def beyond_range(self, table: Any, index: Any, rising: Any, share: Any, out: Any) -> Any:
-        rows = self.lend(index)
-        h, m = rows.shape
-        for victims, columns in self._grid(h, table.shape[1], (m + 4) * table.dtype.itemsize):
-            low, high = torch.aminmax(self._gathered(table, rows[victims], columns), dim=1)
-            beyond = torch.where(high > low, share[columns].to(low.dtype) * (high - low), 1e-3 * low.abs())
-            out[victims, columns] = torch.where(rising[columns], low - beyond, high + beyond)
-        return out
-
-    def against_sign(self, x: Any, gamma: Any) -> Any:
-        factors = self.lend(gamma).to(x.dtype)[:, None]
-        for rows in self._pieces(len(x), 2 * x.shape[1] * x.dtype.itemsize):
-            x[rows] -= factors[rows] * x[rows].sign()
-        return x
-
-    def nonzeros(self, x: Any) -> Any:
-        return self.read((x != 0).sum(dim=1))
-
-    def add_outer(self, table: Any, rows: Any, factors: Any, vector: Any, out: Any) -> Any:
-        scale = self.lend(factors).to(table.dtype)[:, None]
-        chosen = self.lend(rows)
-        for some in self._pieces(len(out), 2 * table.shape[1] * table.dtype.itemsize):
-            out[some] = scale[some] * vector + table.index_select(0, chosen[some])
-        return out
-
-    def add_scaled(self, z: Any, factors: Any, vector: Any) -> None:
-        z.addcmul_(self.lend(factors).to(z.dtype)[:, None], self.array(vector).to(z.dtype)[None])
-
-    def top_direction(self, table: Any, index: Any, columns: Any) -> Any:
-        rows, found = self.lend(index), []
-        chosen = None if columns is None else self.lend(columns)
-        h, m = rows.shape
-        width = table.shape[1] if chosen is None else chosen.shape[1]
-        for some in self._pieces(h, 3 * m * width * self.wide.itemsize):
-            if chosen is None:
-                x = self._gathered(table, rows[some], slice(None))
-            else:
-                x = table[rows[some, :, None], chosen[some, None, :]]
-            x = x.to(self.wide)
-            x = x - x[:, :1]  # around the own vector first: a mean of forged ones may be huge
-            x /= x.abs().amax(dim=(1, 2), keepdim=True).clamp(min=torch.finfo(self.wide).tiny)
-            x -= x.mean(dim=1, keepdim=True)
-            found.append(torch.linalg.eigh(x @ x.transpose(1, 2))[1][:, :, -1].square())
-        return np.asarray(self.read(torch.cat(found)), np.float64)
-
-    def shares(self, x: Any, other: Any) -> bool:
-        return isinstance(other, Tensor) and x.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 class _Sum:
@@ -421,19 +306,3 @@ def _weights(mix: Tensor, m: int, kind: torch.dtype) -> tuple[Tensor, int]:
     kept = mix.long()
     weights = torch.zeros((*kept.shape[:2], m), dtype=kind, device=mix.device)
     return weights.scatter_add_(2, kept, torch.ones_like(kept, dtype=kind)), kept.shape[2]
-
-
-# --- the codes of `rpel.wire` -------------------------------------------------------------------------------
-
-
-def through(x: Tensor, out: Tensor, block: int) -> None:
-    """int8's decode(encode(x)) of models (n, d) into ``out``, which may be x;
-    NaN all along if the code cannot say one."""
-    narrow, (n, d) = x.to(torch.float32), x.shape
-    padded = torch.nn.functional.pad(narrow, (0, -d % block)).view(n, -1, block)
-    scale = padded.abs().amax(dim=2, keepdim=True) / 127
-    scale = torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
-    codes = torch.round(padded / torch.where(scale == 0, 1.0, scale)) + 0.0  # no negative zero
-    found = torch.where(scale == 0, 0.0, codes * scale).view(n, -1)[:, :d]
-    good = (torch.isfinite(found) & torch.isfinite(narrow)).all(dim=1, keepdim=True)
-    out[:] = torch.where(good, found, torch.nan)

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from rpel.backend.arrays import is_tensor
 from rpel.backend.base import Backend, backend
 from rpel.types import Integers
 
 Array = Any
 """A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
-
-
-def is_tensor(x: Array) -> bool:
-    """True for torch tensors, without importing torch for anybody else."""
-    return hasattr(x, "detach")
 
 
 def is_numeric(x: Array) -> bool:
@@ -89,15 +85,6 @@ def delivered(
 def host(x: Array) -> Any:
     """A small result of the kernels as a NumPy array."""
     return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
-
-
-def empty_like(table: Array, rows: int) -> Array:
-    """An uninitialised (rows, d) array of the table's kind."""
-    return (
-        table.new_empty((rows, table.shape[1]))
-        if is_tensor(table)
-        else np.empty((rows, table.shape[1]), table.dtype)
-    )
 
 
 def as_table(x: Array, name: str) -> tuple[Array, Integers]:

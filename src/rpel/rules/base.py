@@ -25,16 +25,15 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.backend.base import Backend
+from rpel.backend.arrays import empty, is_tensor, namespace, put
+from rpel.backend.base import Backend, Operation
 from rpel.randomness import Purpose, draws
 from rpel.rules.arrays import (
     Array,
     as_table,
     check_index,
     delivered,
-    empty_like,
     host,
-    is_tensor,
     kernels_for,
     stacked,
     to_kernels,
@@ -138,7 +137,7 @@ class Group:
         """(h, d) Σ_j weights[i, j] · x_j."""
         return self.kernels.combine(self.table, self.index, weights, out=out)
 
-    def coordinatewise(self, operation: str, f: int, out: Array | None = None) -> Array:
+    def coordinatewise(self, operation: Operation, f: int, out: Array | None = None) -> Array:
         """(h, d) the operation on every coordinate's values."""
         return self.kernels.coordinatewise(self.table, self.index, operation, f, out=out)
 
@@ -223,7 +222,7 @@ class Rule(Stage, ABC):
     def run_mixed(self, group: Group, before: "Mixing", out: Array | None = None) -> Array:
         """:meth:`run` on what a mixing makes of the vectors,
         some victims at a time (a tenth of the table)."""
-        result, start = empty_like(group.table, len(group.index)) if out is None else out, 0
+        result, start = empty(len(group.index), group.table) if out is None else out, 0
         each = group.m * int(group.table.shape[1]) * int(group.table.dtype.itemsize)
         for part in group.pieces(each, 10):
             table = before.mixed(part)
@@ -345,7 +344,7 @@ class Rule(Stage, ABC):
         groups = list(self._groups(asked))
         if len(groups) == 1:
             return self._here(self.run(groups[0], out=out), groups[0], out)
-        result = empty_like(asked.table, len(asked.index)) if out is None else out
+        result = empty(len(asked.index), asked.table) if out is None else out
         for group in groups:
             _scatter(self, group, result)
         return result
@@ -355,7 +354,7 @@ class Rule(Stage, ABC):
         if not is_tensor(group.table) or is_tensor(result):
             return result
         if out is None:
-            return group.kernels.array(result).to(group.table.dtype)
+            return namespace(group.table).astype(group.kernels.array(result), group.table.dtype)
         out[:] = group.kernels.array(result)
         return out
 
@@ -411,4 +410,4 @@ def _scatter(rule: Rule, group: Group, result: Array) -> None:
         out = result[first : first + count]
         rule._here(rule.run(group, out=out), group, out)
     else:
-        group.kernels.put(result, group.victims, rule._here(rule.run(group), group))
+        put(result, group.victims, rule._here(rule.run(group), group))

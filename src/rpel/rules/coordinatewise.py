@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from rpel import theory
 from rpel.backend import compiled
-from rpel.rules.arrays import Array, as_table, host, is_tensor, kernels_for, stacked, to_kernels
+from rpel.backend.arrays import is_tensor, take
+from rpel.rules.arrays import Array, as_table, host, kernels_for, stacked, to_kernels
 from rpel.rules.base import Group, Mixing, Rule, Stage
 from rpel.rules.linear import krum_scores
 from rpel.types import Floats, Integers
@@ -180,7 +181,7 @@ class PreAggregation(Stage):
         mixed = host(
             self.mixed(replace(group, index=rows[None, good], f=f, victims=group.victims[i : i + 1]))
         )
-        through = host(group.kernels.take(group.table, rows[bad]))
+        through = host(take(group.table, rows[bad]))
         if len(mixed) != len(good):
             return np.concatenate([mixed, through])
         whole = np.empty((len(rows), mixed.shape[1]), mixed.dtype)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from rpel import theory
+from rpel.backend.arrays import empty, lend, namespace, wide_dtype
 from rpel.randomness import stream
-from rpel.rules.arrays import Array, empty_like, host
+from rpel.rules.arrays import Array, host
 from rpel.rules.base import Group, Rule
 from rpel.types import Floats, Integers
 
@@ -241,7 +242,7 @@ class Aksel(Rule):
     """The mean of the m − f vectors nearest to their coordinate-wise median."""
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        buffer = empty_like(group.table, len(group.index)) if out is None else out
+        buffer = empty(len(group.index), group.table) if out is None else out
         near = _nearest_to_median(group, group.m - group.f, buffer)
         return group.combine(_chosen(group, near), buffer)
 
@@ -264,7 +265,7 @@ class DivideAndConquer(Rule):
     coordinates: int = 1000
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        buffer = empty_like(group.table, len(group.index)) if out is None else out
+        buffer = empty(len(group.index), group.table) if out is None else out
         d = int(group.table.shape[1])
         kept = np.ones(group.index.shape, dtype=bool)
         # on all coordinates one pass is as good as three
@@ -284,9 +285,8 @@ class DivideAndConquer(Rule):
         step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
         for start in range(0, len(group.index), step):
             piece = slice(start, start + step)
-            along = group.kernels.top_direction(
-                group.table, group.index[piece], self._columns(group, piece, k, d)
-            )
+            columns = self._columns(group, piece, k, d)
+            along = group.kernels.host(_along_top_direction(group.table, group.index[piece], columns))
             farthest.append(np.argsort(along, axis=1, kind="stable")[:, group.m - group.f :])
         return np.concatenate(farthest)
 
@@ -297,6 +297,20 @@ class DivideAndConquer(Rule):
         at = group.context
         streams = (stream(at.seed, ("dnc", k), at.round, int(node)) for node in group.nodes[piece])
         return np.array([np.sort(rng.choice(d, self.coordinates, replace=False)) for rng in streams])
+
+
+def _along_top_direction(table: Array, index: Integers, columns: Integers | None) -> Array:
+    """(h, m) in proportion to ⟨x_j − μ, v⟩², v the direction in which a victim's rows vary most.
+
+    columns: (h, q) the coordinates to look at; None: all.
+    """
+    xp, rows = namespace(table), lend(index, table)
+    picked = table[rows] if columns is None else table[rows[:, :, None], lend(columns, table)[:, None, :]]
+    x = xp.astype(picked, wide_dtype(table))
+    x = x - x[:, :1]  # around the own vector first: a mean of forged ones may be huge
+    x = x / xp.clip(xp.max(xp.abs(x), axis=(1, 2), keepdims=True), min=xp.finfo(x.dtype).smallest_normal)
+    x = x - xp.mean(x, axis=1, keepdims=True)
+    return xp.linalg.eigh(x @ xp.matrix_transpose(x))[1][:, :, -1] ** 2  # of the Gram matrix
 
 
 def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
@@ -337,7 +351,7 @@ class Iterated(Rule):
     tol: float | None = None
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        z = empty_like(group.table, len(group.index)) if out is None else out
+        z = empty(len(group.index), group.table) if out is None else out
         mine, rest = np.zeros(group.index.shape), np.ones(len(group.index))  # z = rest · start + Σ mine_j x_j
         given = not isinstance(self.start, str)
         if given or self.start == "zero":
@@ -358,7 +372,7 @@ class Iterated(Rule):
             shift, mine = np.abs(after - mine).max(axis=1), after
             group.combine(mine, z)
             if given and rest.any():
-                group.kernels.add_scaled(z, rest, group.kernels.array(self.start))
+                z += group.kernels.array(rest)[:, None] * group.kernels.array(self.start)
             if self.tol is not None:
                 moving &= shift > self.tol
                 if not moving.any():

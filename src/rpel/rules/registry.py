@@ -11,9 +11,10 @@ from typing import Any, cast
 import numpy as np
 
 from rpel import plugins
+from rpel.backend.arrays import empty, take
 from rpel.errors import nearest
 from rpel.rules import coordinatewise, graph, linear
-from rpel.rules.arrays import Array, empty_like
+from rpel.rules.arrays import Array
 from rpel.rules.base import Group, Rule, Stage
 from rpel.rules.coordinatewise import Chain, PreAggregation
 
@@ -95,11 +96,9 @@ class FunctionRule(Rule):
     def run(self, group: Group, out: Array | None = None) -> Array:
         _say_slow(self.name)
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
-        result = empty_like(group.table, len(group.index)) if out is None else out
+        result = empty(len(group.index), group.table) if out is None else out
         for i, rows in enumerate(group.index):
-            found = self.function(
-                np.array(group.kernels.host(group.kernels.take(group.table, rows))), **given
-            )
+            found = self.function(np.array(group.kernels.host(take(group.table, rows))), **given)
             vector = np.asarray(None if isinstance(found, Stage) else found)
             if vector.shape != (result.shape[1],):
                 what = f"{found.name}, a rule" if isinstance(found, Stage) else str(vector.shape)

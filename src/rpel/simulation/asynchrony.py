@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.algorithm import Info, Outer, State
+from rpel.backend.arrays import empty, is_tensor, put, take
 from rpel.learning import Aggregation
 from rpel.randomness import Purpose, draws
 from rpel.simulation.network import SimulatedNetwork, victim_by_victim
@@ -273,7 +274,7 @@ class AsynchronousRounds:
         self.scratch: dict[str, Models] = {}
         self.backend = self.network.backend
         needs = "before" in self.network.attack.needs
-        self.known = self.backend.empty(self.h, self.table) if needs else None
+        self.known = empty(self.h, self.table) if needs else None
 
     @property
     def _alone(self) -> bool:
@@ -299,7 +300,7 @@ class AsynchronousRounds:
         """One unit of virtual time."""
         t, attack = state.round + 1, {k: v for k, v in state.network.items() if not k.startswith("versions.")}
         for key, held in (("versions.half", self.table[: self.h]), ("versions.known", self.known)):
-            if held is not None and not self.backend.shares(held, state.network[key]):
+            if held is not None and not _is_same_memory(held, state.network[key]):
                 held[:] = self.backend.array(state.network[key])
                 self.finite = self._finite(self.table[: self.h])
         self.published = self.schedule.published_by(t - 1)
@@ -329,7 +330,7 @@ class AsynchronousRounds:
         if not len(rows):
             return
         if keep:
-            self.backend.take(self.table[:h], rows, out=self.table[h : h + len(rows)])
+            take(self.table[:h], rows, out=self.table[h : h + len(rows)])
             self.replaced = self.finite[rows]
         mine = (rows >= self.mine.start) & (rows < self.mine.stop)
         own, labels = rows[mine], acting.labels[mine]
@@ -337,13 +338,13 @@ class AsynchronousRounds:
             for label, at in self._alike(labels, own, state.local):
                 self.finite[own[at]] = self._finite(self._phase(own[at], int(label), state, self.table))
         else:
-            made = self.backend.empty(len(own), self.table)
+            made = empty(len(own), self.table)
             for label, at in self._alike(labels, own - self.mine.start, state.local):
                 self._phase(own[at], int(label), state, made, at)
             edges = [int(np.searchsorted(rows, shard.start)) for shard in self.shards] + [len(rows)]
             parts = [slice(a, max(a, b)) for a, b in pairwise(edges)]
             everyone = self.workers.rows(made, parts)
-            self.backend.put(self.table, rows, everyone)
+            put(self.table, rows, everyone)
             self.finite[rows] = self._finite(everyone)
         self.published[rows] = acting.published
 
@@ -357,9 +358,9 @@ class AsynchronousRounds:
         new memory would be cleared page by page each time."""
         room = self.scratch.get(name)
         if room is None or len(room) < len(rows):
-            room = self.scratch[name] = self.backend.take(array, rows)
+            room = self.scratch[name] = take(array, rows)
             return room
-        return self.backend.take(array, rows, out=room[: len(rows)]) if fill else room[: len(rows)]
+        return take(array, rows, out=room[: len(rows)]) if fill else room[: len(rows)]
 
     def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
         """Nodes that step together: of one coordinate,
@@ -374,7 +375,7 @@ class AsynchronousRounds:
         """One cohort's local steps, also put into out[at] (out[rows] if left out)."""
         some = rows - self.mine.start
         if self.known is not None:
-            self.backend.put(self.known, rows, self.backend.take(state.x, some))
+            put(self.known, rows, take(state.x, some))
         if len(some) == len(state.x) and at is None:  # everybody at once: nothing is copied
             half: Models = self.local(state.x, state.local, rows, label, out=out[: self.h])[0]
             return half
@@ -384,9 +385,9 @@ class AsynchronousRounds:
         )
         half = self._some("half", state.x, some, fill=False)
         self.local(x, part, rows, label, out=half)
-        self.backend.put(out, rows if at is None else at, half)
+        put(out, rows if at is None else at, half)
         for key, array in part.items():
-            self.backend.put(state.local[key], some, array)
+            put(state.local[key], some, array)
         return half
 
     # --- reads ---
@@ -411,11 +412,11 @@ class AsynchronousRounds:
             half, room = self._some("half", self.table, own), self._some("z", self.table, own, fill=False)
             z, done = self.rule(half, replace(received, finite=looked), own, int(label), out=room)
             if self.outer is not None:
-                part = {key: self.backend.take(array, some) for key, array in state.outer.items()}
+                part = {key: take(array, some) for key, array in state.outer.items()}
                 z, part = self.outer(self._some("x", state.x, some), z, part, done)
                 for key, array in part.items():
-                    self.backend.put(state.outer[key], some, array)
-            self.backend.put(state.x, some, z)
+                    put(state.outer[key], some, array)
+            put(state.x, some, z)
             found.append((some, np.asarray(received.met), done.degraded))
         return found, attack
 
@@ -442,3 +443,9 @@ class AsynchronousRounds:
         first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
         wanted = slice(None) if alone else slice(first, first + int(mine.sum()))
         return network.answers(label, own, attack, known, forging, wanted)
+
+
+def _is_same_memory(held: Models, other: Models) -> bool:
+    if not is_tensor(held):
+        return np.may_share_memory(held, other)
+    return is_tensor(other) and held.untyped_storage()._cdata == other.untyped_storage()._cdata  # type: ignore[attr-defined]

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import Attack
+from rpel.backend.arrays import copy, empty, put, take, zeros
 from rpel.backend.base import Backend, backend
+from rpel.backend.devices import free_memory as free_device_memory
 from rpel.backend.devices import sharing
 from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
 from rpel.optimizers import TorchSteps, factory
@@ -35,6 +37,7 @@ from rpel.simulation.evaluate import (
     evaluate,
     gradient_norms,
     spread,
+    squared_norm,
 )
 from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
 from rpel.simulation.network import CodedNetwork, SimulatedNetwork, victim_by_victim
@@ -142,7 +145,7 @@ class Simulation:
         self.wire = Wire(spec.wire)
         # what half-steps and forged rows become on their way
         air = (h + behind) if self.wire.name != "float32" else 0
-        whole = self.backend.empty(air + h + older + behind, initial)
+        whole = empty(air + h + older + behind, self.backend.array(initial))
         self.table = whole[air:]
         half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
@@ -154,11 +157,7 @@ class Simulation:
         local = self._local(self.gradients, optimizer, space)
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         deliver = self._deliver(attack, line9, half, whole, air)
-        outer = (
-            NesterovOuter(spec.outer_lr, spec.outer_momentum, self.backend)
-            if spec.outer == "nesterov"
-            else None
-        )
+        outer = NesterovOuter(spec.outer_lr, spec.outer_momentum) if spec.outer == "nesterov" else None
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
@@ -167,7 +166,7 @@ class Simulation:
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
         self._chosen: tuple[Models, Models] | None = None
         if spec.output == "uniform":
-            self._chosen = self.backend.copy(self.state.x), self.backend.copy(self.state.local["buffers"])
+            self._chosen = copy(self.state.x), copy(self.state.local["buffers"])
         if isinstance(self.state.x, np.ndarray):
             rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
 
@@ -255,7 +254,7 @@ class Simulation:
 
     def _check_memory(self, needed: int, answers: int) -> None:
         """ValueError if the workers on this machine need more than it has."""
-        device = self.backend.device_memory()
+        device = free_device_memory(self.spec.device)
         free, here = free_memory() if device is None else device, self.workers.here
         here = here if device is None else sharing(self.spec.device, here)
         if free is not None and needed * here > free:
@@ -325,7 +324,7 @@ class Simulation:
         if self._chosen is not None:
             now = self._chosen_round == self.state.round
             for kept, value in zip(self._chosen, (self.state.x, self.state.local["buffers"]), strict=True):
-                self.backend.put(kept, now, self.backend.take(value, now))
+                put(kept, now, take(value, now))
 
     def measured(self, info: Info, contraction: bool) -> RoundInfo:
         """Consensus distance, hostile counts and failures of a round; contraction:
@@ -335,7 +334,7 @@ class Simulation:
         alpha = lam = None
         if before is not None and before[1] > 0:
             alpha = consensus / before[1]
-            lam = self.backend.squared_norm(mean - before[0]) / before[1]
+            lam = squared_norm(mean - before[0], self.backend) / before[1]
         columns = [np.asarray(info.received.met), info.aggregated.degraded, self._diverged(consensus)]
         own = np.column_stack(columns).astype(np.int32)
         counts = self._of_honest(self.workers.rows(own, self.shards))
@@ -352,7 +351,7 @@ class Simulation:
 
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
-        own = self.backend.take(x, np.isin(self.rows, self.honest)) if self.everybody else x
+        own = take(x, np.isin(self.rows, self.honest)) if self.everybody else x
         return spread(own, self.workers, self.spec.nodes - self.spec.byzantine, self.backend)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
@@ -391,7 +390,7 @@ class Simulation:
 
     def _norms(self, rows: Integers, examples: int) -> Floats:
         """(k,) ‖∇F_H‖² at the models of these nodes of this worker."""
-        x, local = (self.backend.take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
+        x, local = (take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
         return gradient_norms(self.task, x, local, self.backend, examples)
 
     def output_accuracy(
@@ -447,13 +446,13 @@ class Simulation:
         """(h, d) the honest nodes' output models; complete at worker 0, in the table,
         which is free between rounds."""
         own = self.state.x if self._chosen is None else self._chosen[0]
-        whole = self.table[: self.nodes] if self.windows is None else self.backend.empty(self.nodes, own)
+        whole = self.table[: self.nodes] if self.windows is None else empty(self.nodes, own)
         return self._of_honest(self.backend.host(self._collected(own, whole)))
 
     def local_states(self) -> Models:
         """(h, q) what stayed with the honest nodes, of the round of their output; complete at worker 0."""
         own = self.state.local["buffers"] if self._chosen is None else self._chosen[1]
-        whole = self.backend.zeros(self.nodes, own.shape[1], own)
+        whole = zeros((self.nodes, own.shape[1]), own)
         return self._of_honest(self.backend.host(self._collected(own, whole)))
 
     def _collected(self, own: Models, whole: Models) -> Models:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.backend.arrays import namespace, wide_dtype, zeros
 from rpel.backend.base import Backend, backend
 from rpel.runs.columns import COLUMNS, METRIC, Row
 from rpel.runs.journal import number
@@ -79,7 +80,7 @@ def gradient_norms(
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
     arrays = arrays or backend("numba")
     found = [task.full_gradient(x[i : i + 1], local[i : i + 1], examples) for i in range(len(x))]
-    return np.array([arrays.squared_lengths(g)[0] for g in found])
+    return np.array([squared_norm(g, arrays) for g in found])
 
 
 def spread(
@@ -94,14 +95,30 @@ def spread(
     """
     arrays = arrays or backend("numba")
     h, d = len(x) if nodes is None else nodes, x.shape[1]
-    mean, deviation = arrays.sums(d, x), arrays.sums(d, x)
-    workers.add(mean, lambda columns: arrays.add_rows(x, columns, mean))
+    mean, deviation = zeros((d,), x, wide=True), zeros((d,), x, wide=True)
+    workers.add(mean, lambda columns: arrays.column_sums(x, columns, mean))
     mean /= h
     workers.tell_last(mean)
-    workers.add(deviation, lambda columns: arrays.add_deviations(x, mean, columns, deviation))
-    distance = np.array([arrays.sum_columns(deviation) / h])
+    workers.add(deviation, lambda columns: arrays.column_sums(x, columns, deviation, mean))
+    distance = np.array([_sum(deviation, arrays) / h])
     workers.tell_last(distance)
     return mean, float(distance[0])
+
+
+_BLOCK = 1024  # numbers that are summed before they join the total
+
+
+def _sum(values: Floats, arrays: Backend) -> float:
+    """The sum of (d,) values, block by block."""
+    xp = namespace(values)
+    blocks = [xp.sum(values[start : start + _BLOCK]) for start in range(0, len(values), _BLOCK)]
+    return float(arrays.host(xp.sum(xp.stack(blocks))))
+
+
+def squared_norm(vector: Floats, arrays: Backend) -> float:
+    """‖v‖² of any array of numbers, in float64."""
+    xp = namespace(vector)
+    return float(arrays.host(xp.sum(xp.square(xp.astype(vector, wide_dtype(vector))))))
 
 
 # --- the record ---------------------------------------------------------------------------------------------

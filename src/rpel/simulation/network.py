@@ -250,11 +250,11 @@ class CodedNetwork:
         """Honest half-steps through the code; the attack forges from what came,
         and its vectors go through it, too."""
         h, exact = len(self.half), len(self.whole) - len(self.half)
-        finite = self.network.wire.through(self.half, self.whole[:h])
+        self.network.wire.through(self.half, self.whole[:h])
         received, state = self.network(half, state, nodes, t, before)
         index = received.index.copy()
         index[:, 0] = exact + nodes
-        return replace(received, table=self.whole, index=index, finite=finite), state
+        return replace(received, table=self.whole, index=index), state
 
 
 def victim_by_victim(attack: Attack, consistent: bool) -> bool:

@@ -189,7 +189,7 @@ class DeviceTask(Classification):
     >>> sample, arrays = load(), Torch("cpu")
     >>> task = DeviceTask(arrays, sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25,
     ...     seed=0)
-    >>> x, local = arrays.repeated(task.initial(), 4), arrays.array(task.local_state(4))
+    >>> x, local = arrays.array(np.tile(task.initial(), (4, 1))), arrays.array(task.local_state(4))
     >>> task.gradient(x, local, np.arange(4), t=1, k=0)[0].shape
     torch.Size([4, 7850])
     """

@@ -22,6 +22,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import nn
 
+from rpel.backend.arrays import empty, standard_normal
 from rpel.backend.base import Backend, backend
 from rpel.randomness import stream
 from rpel.tasks.autograd import Copy
@@ -91,7 +92,7 @@ class PrivateGradients:
     ) -> tuple[Floats, Floats]:
         """Private gradients (h, d) at x (h, d) of nodes ids (h,); the local state is left as it is."""
         ids = np.asarray(ids, np.int64)
-        out = self.arrays.empty(len(x), x) if out is None else out
+        out = empty(len(x), x) if out is None else out
         x_, local_, out_ = tensor(x), tensor(local), tensor(out)
 
         def work(some: slice) -> None:
@@ -169,7 +170,7 @@ class PrivateGradients:
         deviation = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
         for row, node in zip(out, ids.tolist(), strict=True):
             if deviation:
-                noise = self.arrays.standard_normal(self.draw("private-noise", t, k, node), len(row), row)
+                noise = standard_normal(self.draw("private-noise", t, k, node), (len(row),), row)
                 noise *= deviation
                 row += noise
             row /= self.task.batch_size

@@ -40,7 +40,7 @@ from typing import Any, NewType
 
 import numpy as np
 
-from rpel.backend.compiled import finite_rows
+from rpel.backend.base import backend
 from rpel.learning import NesterovOuter, aggregate
 from rpel.peer.core.clock import ClockError, RoundClock
 from rpel.randomness import stream
@@ -295,7 +295,7 @@ def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[
             yield Publish(t, served=False)
             state = replace(state, last=t)
             continue
-        if not finite_rows(state.x[None])[0]:
+        if not backend("numba").finite_rows(state.x[None])[0]:
             state = replace(state, x=initial(), round=0, fresh=True, v=None)
         began, half = clock.position(), None
         if _may_step(t, state, terms):
@@ -399,7 +399,7 @@ def _sat_out(clock: RoundClock) -> float:
 
 def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
     saved = memory.checkpoint
-    if saved is None or not finite_rows(saved.x[None])[0]:
+    if saved is None or not backend("numba").finite_rows(saved.x[None])[0]:
         return State(initial(), last=memory.last_round)
     last = max(memory.last_round, saved.round)
     return State(saved.x, saved.round, last, saved.degraded, saved.fresh, saved.behind, saved.v)
@@ -456,7 +456,7 @@ def _may_step(t: int, state: State, terms: Terms) -> bool:
 def _stepped(t: int, state: State) -> Generator[Effect, Any, tuple[LentRow | None, State]]:
     """Lines 3-6: the half-step, None if it is not finite."""
     half: LentRow = yield Step(t, state.x, state.fresh)
-    finite = finite_rows(half[None])[0]
+    finite = backend("numba").finite_rows(half[None])[0]
     return half if finite else None, replace(state, fresh=not finite)
 
 

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import nn
 
 from rpel import data, models, plugins
-from rpel.backend.compiled import momentum_step
+from rpel.backend.base import backend
 from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
@@ -176,7 +176,7 @@ class TaskLearner:
             self._inwards(x)[None], self._local.copy(), self._ids, 1, 0, out=scratch[None]
         )
         tiny = np.zeros((1, 1), x.dtype)
-        momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
+        backend("numba").momentum_step(tiny, tiny.copy(), tiny, 0.0, 1.0, 0.0)
 
     def load(self, round: int, x: Models, fresh: bool) -> None:
         """Remember where the step begins."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from rpel.attacks import ATTACKS, Attack, View, attack
 from rpel.attacks.forgeries import ALIASES, State
-from rpel.backend.compiled import finite_rows
+from rpel.backend.base import backend
 from rpel.errors import nearest
 from rpel.peer.core.wire import Layout, digest
 from rpel.randomness import stream
@@ -218,7 +218,7 @@ def forge(
     >>> forge(attack("sf"), np.array([[1.0], [3.0], [5.0]]), senders=[0, 1, 2], victims=[0, 7], hostile=1)[0]
     array([[-4.], [-3.]])
     """
-    usable = finite_rows(pulled)
+    usable = backend("numba").finite_rows(pulled)
     if not usable.any():
         raise ValueError("an attack needs at least one honest model")
     models = pulled[usable]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rpel.attacks.forgeries import State
-from rpel.backend.compiled import finite_rows
+from rpel.backend.base import backend
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.core.evidence import of_member, sign
@@ -166,7 +166,7 @@ class RedTeam:
         self._clock.slew([answer.offset for answer in answers if answer.offset is not None], self._ours)
         senders, models = [self._honest[i] for i in columns], rows[columns]
         forged: dict[int, Models] = {}  # nobody to learn from: the common initial model will do
-        if finite_rows(models).any():
+        if backend("numba").finite_rows(models).any():
             vectors, self._state = await asyncio.to_thread(self.forge, models, senders, t, self._state)
             forged = dict(zip(self._honest, vectors, strict=True))
         waiting = self._waiting(t)

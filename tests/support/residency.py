@@ -24,7 +24,7 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
     _setup_privateuseone_for_python_backend("dev")
 
 from rpel.attacks import forgeries
-from rpel.backend import arrays
+from rpel.backend import arrays as array_functions
 from rpel.backend.torch import Torch
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
@@ -89,7 +89,7 @@ def _on_host(function: Any) -> Any:
     return computed
 
 
-arrays.device_generator = lambda rng, like: None  # torch has none for the stand-in device
+array_functions.device_generator = lambda rng, like: None  # torch has none for the stand-in device
 forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
 VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
 
@@ -103,6 +103,7 @@ class Narrow(Standing):
 def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None:
     """Two rounds of a case and their evaluation; raises where something leaves the device,
     or is of numbers that it does not have."""
+    array_functions.WITHOUT_FLOAT64 = {"dev"} if kind is Narrow else set()
     spec, arrays, mode = resolved(cases()[name]), kind("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(spec, Torch()))
     assert isinstance(task, DeviceTask)

@@ -17,6 +17,8 @@ from rpel.types import Floats, Integers
 if TYPE_CHECKING:
     import torch
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Kinds of devices."""
 BLOCK = 4_000_000  # numbers of a temporary: 32 MB in float64
 
 
@@ -59,8 +61,8 @@ def zeros(shape: tuple[int, ...], like: Floats, wide: bool = False) -> Floats:
 
 def wide_dtype(like: Floats) -> type:
     """Return the widest float type of an array's device: float64, and float32 on mps."""
-    xp = namespace(like)
-    dtype: type = xp.float32 if str(array_api_compat.device(like)).startswith("mps") else xp.float64
+    xp, device = namespace(like), str(array_api_compat.device(like)).partition(":")[0]
+    dtype: type = xp.float32 if device in WITHOUT_FLOAT64 else xp.float64
     return dtype
 
 

@@ -26,6 +26,7 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
 from rpel.attacks import forgeries
 from rpel.backend import arrays as array_functions
 from rpel.backend.torch import Torch
+from rpel.rules import linear
 from rpel.simulation.engine import Simulation
 from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
 from rpel.tasks.vmap import VmapEngine
@@ -92,6 +93,14 @@ def _on_host(function: Any) -> Any:
 array_functions.device_generator = lambda rng, like: None  # torch has none for the stand-in device
 forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
 VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
+
+
+def _lend(values: Any, like: Any) -> Any:
+    return Standing("dev").lend(values) if isinstance(like, torch.Tensor) else np.asarray(values)
+
+
+for module in (array_functions, forgeries, linear):
+    module.lend = _lend  # type: ignore[attr-defined]
 
 
 class Narrow(Standing):

@@ -41,7 +41,7 @@ def start(children: Children, paths: list[Path]) -> tuple[float, list[float]]:
                 time.sleep(1.0)
         finally:
             runner.run(observer.close())
-    return time.monotonic() - began, [cpu_seconds(child.process.pid) for child in children.all]
+    return time.monotonic() - began, [cpu_seconds(child.pid) for child in children.all]
 
 
 def main() -> None:

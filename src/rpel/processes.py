@@ -1,52 +1,50 @@
-"""Processes that start others, and how any of them is told to stop.
+"""Child processes, and how a process is told to stop.
 
-Invariants:
-- what is started here does not outlive its starter, whichever way that one ends: SIGKILL leaves it no time to
-  tell, so the started one looks;
-- on Linux what is heavy is imported once: a process that has done so, the nursery, forks one child for each
-  start. It has a single thread when it forks; there is one for each environment (numbers of threads are read
-  when libraries are loaded), and whatever a child does, what it inherits is as if it had imported it itself.
-  Elsewhere, or where forking fails, children are started the slow way.
+Children are forked by multiprocessing's forkserver, which has imported what they need and has one thread. A
+child has a session of its own, so Ctrl-C in the terminal reaches the starter alone. It gets SIGTERM when its
+starter has gone, however that ended.
 """
 
-import atexit
 import gc
-import importlib
-import json
 import logging
+import multiprocessing
 import os
 import runpy
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from multiprocessing import connection, forkserver
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any, Self
 
-_STARTER = "RPEL_STARTER"
-_LOOK = 0.5
-_GRACE = 10.0  # seconds to end by oneself
-_LINES = 8
-_COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+GRACE_SECONDS = 10.0
+"""How long children may take to end after SIGTERM."""
+POLL_SECONDS = 0.5
+LAST_LINES = 8
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+COLOUR_VARIABLES = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+RUN_MODULES = ["rpel.cli", "rpel.simulation.api"]
+PEER_MODULES = ["rpel.cli", "rpel.peer.ops.preload"]
+_context = multiprocessing.get_context("forkserver")
+_lock = threading.RLock()
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports and compilers make a million objects that stay, and each search
-    through them is in vain. It takes a tenth of their time.
+    """Switch garbage collection off.
+
+    Imports and compilers make a million objects that stay; searching them takes a tenth of their time.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -61,261 +59,265 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+# --- children -----------------------------------------------------------------------------------------------
+
+
+class ChildError(Exception):
+    """A child process died; one sentence, and perhaps its last lines."""
+
+
+class Child:
+    """A function that runs in a process of its own, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, name: str, process: Any, answer: Any, stdout: Path, stderr: Path) -> None:
+        self.name, self.stdout, self.stderr = name, stdout, stderr
+        self.pid: int = process.pid
+        self.returncode: int | None = None
+        self._process, self._answer, self._message = process, answer, None
+
+    @property
+    def output(self) -> str:
+        """What it has printed to standard output."""
+        return self.stdout.read_text("utf-8", "replace")
+
+    @property
+    def last_lines(self) -> str:
+        """The last lines of its standard error."""
+        return "\n".join(self.stderr.read_text("utf-8", "replace").splitlines()[-LAST_LINES:])
+
+    def poll(self) -> int | None:
+        """Return the exit status, a negative signal number, or None while it runs."""
+        with _lock:  # the status can be read once only, and multiprocessing also looks when a child starts
+            if self._message is None and self._answer.poll():
+                with suppress(EOFError):
+                    self._message = self._answer.recv()
+            self.returncode = self._process.exitcode
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; subprocess.TimeoutExpired if it does not come in time."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left = None if end is None else end - time.monotonic()
+            waited = [self._process.sentinel] if self._message else [self._process.sentinel, self._answer]
+            if (left is not None and left <= 0) or not connection.wait(waited, left):
+                raise subprocess.TimeoutExpired(self.name, timeout or 0.0)
+        return status
+
+    def result(self) -> Any:
+        """Wait, and return what the function returned; raise its exception, or ChildError if it died."""
+        status = self.wait()
+        if self._message is None:
+            raise ChildError(f"{self.name} died with status {status}; its last lines:\n{self.last_lines}")
+        value, error = self._message
+        if error is not None:
+            raise error
+        return value
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def call(
+    function: Callable[..., Any],
+    *arguments: Any,
+    stdout: Path,
+    stderr: Path,
+    name: str = "",
+    environment: Mapping[str, str] | None = None,
+    preload: Sequence[str] = RUN_MODULES,
+) -> Child:
+    """Call a function in a child process.
+
+    Args:
+        function: importable by its name; it, its arguments and its result are pickled.
+        arguments: passed to the function.
+        stdout, stderr: the files for what it prints.
+        name: for messages about it; the function's name if left out.
+        environment: variables for the child, beside those of this process.
+        preload: the modules that children need, imported once, when the first child starts.
+    """
+    variables = {key: value for key, value in os.environ.items() if key not in COLOUR_VARIABLES}
+    variables |= {**ONE_THREAD, **(environment or {})}
+    receiver, sender = _context.Pipe(duplex=False)
+    with sender, _writing(stdout) as out, _writing(stderr) as err, _lock, _hidden_main():
+        _start_forkserver(preload)
+        rest = arguments, sender, (out, err), variables
+        process = _context.Process(target=_child, args=(function, *rest), name=name or function.__name__)
+        process.start()
+    return Child(process.name, process, receiver, stdout, stderr)
+
+
 def start(
     arguments: Sequence[str],
     stdout: Path,
     stderr: Path,
-    threads: int = 1,
-    more: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
     module: str = "rpel",
-) -> "subprocess.Popen[bytes]":
-    """Run ``rpel``, or another module, with these arguments on so many threads;
-    what it prints goes to the two files.
+) -> Child:
+    """Run ``python -m rpel``, or another module, with these arguments in a child process.
 
-    more: variables for its environment. Colours are for terminals, so nothing asks it for them.
-
-    It has a session of its own: Ctrl-C in the terminal reaches the starter, which passes it on, once.
+    Args:
+        arguments: the command line.
+        stdout, stderr, environment: see :func:`call`.
+        module: the module to run.
     """
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
-    plain = {key: value for key, value in os.environ.items() if key not in _COLOURS}
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        if sys.platform == "linux":
-            with suppress(OSError, ValueError):
-                nursery = _nursery(
-                    {**plain, **limits}, _PRELOADED.get(arguments[0] if arguments else "", _SIMULATOR)
-                )
-                return nursery.start([*arguments], module, dict(more or {}), (out.fileno(), err.fileno()))
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**plain, **limits, **(more or {}), _STARTER: str(os.getpid())},
-            start_new_session=True,
-        )
+    preload = PEER_MODULES if arguments and arguments[0] in ("peer", "network") else RUN_MODULES
+    return call(
+        _run_module, module, [*arguments], stdout=stdout, stderr=stderr, environment=environment,
+        name=" ".join([module, *arguments]), preload=preload,
+    )  # fmt: skip
 
 
-def end_with_starter() -> None:
-    """In a process that :func:`start` made: when its starter is gone, SIGTERM,
-    so that it saves and ends as always.
-
-    So also in a worker that torchrun started: who kills torchrun itself means its workers, too.
-    """
-    starter = os.environ.pop(_STARTER, None)
-    if starter is None and "TORCHELASTIC_RUN_ID" in os.environ:
-        starter = str(os.getppid())
-    if starter is not None:
-        threading.Thread(target=_look, args=(int(starter),), daemon=True).start()
+def _run_module(module: str, arguments: list[str]) -> None:
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _look(starter: int) -> None:
-    while os.getppid() == starter:
-        time.sleep(_LOOK)
+def _writing(file: Path) -> connection.Connection:
+    """Open a file for writing, as an object that multiprocessing passes to a child."""
+    return connection.Connection(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), readable=False)
+
+
+def _start_forkserver(preload: Sequence[str]) -> None:
+    """Start the forkserver, unless it runs; libraries read the number of threads when they are loaded."""
+    before = {key: os.environ.get(key) for key in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    _context.set_forkserver_preload([*preload] if sys.platform == "linux" else [])
+    forkserver.ensure_running()
+    for key, value in before.items():
+        os.environ.pop(key)
+        if value is not None:
+            os.environ[key] = value
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Keep a child from importing the script of its starter, which would run it again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _child(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    sender: connection.Connection,
+    output: tuple[connection.Connection, connection.Connection],
+    environment: dict[str, str],
+) -> None:
+    """Run in the child: leave the starter's session, redirect output, call the function."""
+    os.setsid()
+    for target, file in enumerate(output, start=1):
+        with file:
+            os.dup2(file.fileno(), target)
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
+    try:
+        value, error = function(*arguments), None
+    except Exception as raised:
+        value, error = None, raised
+    sender.send((value, error))
+    if error is not None:
+        raise error
+
+
+def _end_with(starter: Any) -> None:
+    starter.join()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# --- the nursery --------------------------------------------------------------------------------------------
-
-_SIMULATOR = "rpel.cli", "rpel.simulation.run", "matplotlib.figure", "matplotlib.backends.backend_svg"
-_PEER = "rpel.cli", "rpel.peer.ops.join", "rpel.peer.api", "rpel.peer.core.protocol:warm"
-_PRELOADED = {"peer": _PEER, "network": _PEER, "red-team": _PEER}
-"""What children that begin with this word will import, and call; all others are runs."""
+def end_with_torchrun() -> None:
+    """Send this process SIGTERM when torchrun, if that has started it, is gone."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and multiprocessing.parent_process() is None:
+        threading.Thread(target=_watch_parent, args=[os.getppid()], daemon=True).start()
 
 
-class _Forked(subprocess.Popen[bytes]):
-    """A child of the nursery, with the face of a child of ours."""
-
-    def __init__(self, pid: int, arguments: list[str], nursery: "_Nursery") -> None:
-        self.pid, self.args, self.returncode = pid, arguments, None
-        self.stdin = self.stdout = self.stderr = None
-        self._child_created, self._nursery = False, nursery
-
-    def poll(self) -> int | None:
-        return self._status(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        status = self._status(timeout)
-        if status is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return status
-
-    def _status(self, timeout: float | None) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._nursery.ended(self.pid, timeout)
-        return self.returncode
+def _watch_parent(starter: int) -> None:
+    while os.getppid() == starter:
+        time.sleep(POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Nursery:
-    """The starter's end: a socket to the process that forks. When it closes, children notice it."""
+class Children:
+    """A context manager that ends the processes started in it when it is left."""
 
-    def __init__(self, environment: Mapping[str, str], preloaded: Sequence[str]) -> None:
-        self.owner = os.getpid()
-        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        code = "from rpel.processes import nurse; nurse()"
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), *preloaded, _ROOM * "-"],
-                env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
-        self._gone = dict[int, int]()
-        self._lock = threading.Lock()
-        atexit.register(self._end)
+    def __init__(self, stop: "Stop") -> None:
+        self.all: list[Child] = []
+        self.stop = stop
 
-    def _end(self) -> None:
-        """It would end by itself when the link closes; a starter that ends in order sees to it."""
-        if self.alive:
-            self.process.terminate()
-            self.process.wait()
-        self.link.close()
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def alive(self) -> bool:
-        return self.owner == os.getpid() and self.process.poll() is None
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
-    def start(
-        self, arguments: list[str], module: str, more: dict[str, str], files: tuple[int, int]
-    ) -> _Forked:
-        with self._lock:
-            request = json.dumps(
-                {"arguments": arguments, "module": module, "more": more, "folder": os.getcwd()}
-            )
-            socket.send_fds(self.link, [request.encode()], files)
-            while "born" not in (told := self._hear(None)):
-                continue
-        return _Forked(told["born"], [sys.executable, "-m", module, *arguments], self)
+    def start(self, name: str, arguments: Sequence[str], folder: Path) -> Child:
+        """Run ``rpel`` with these arguments; what it prints goes to stdout and stderr in the folder."""
+        return self._add(name, start(arguments, folder / "stdout", folder / "stderr"))
 
-    def ended(self, pid: int, timeout: float | None) -> int | None:
-        """The status of a child that has ended within so many seconds;
-        a lost nursery counts as SIGTERM for all."""
-        until = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
-            while pid not in self._gone:
-                left = None if until is None else max(0.0, until - time.monotonic())
-                try:
-                    heard = self._hear(left)
-                except OSError:
-                    return -signal.SIGTERM
-                if not heard and until is not None and time.monotonic() >= until:
-                    return None
-            return self._gone.pop(pid)
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any, folder: Path) -> Child:
+        """Call a function; what it prints goes to stdout and stderr in the folder."""
+        return self._add(name, call(function, *arguments, stdout=folder / "stdout", stderr=folder / "stderr"))
 
-    def _hear(self, timeout: float | None) -> dict[str, int]:
-        """One message, or none in so many seconds; OSError when the nursery has gone."""
-        if not select.select([self.link], [], [], timeout)[0]:
-            return {}
-        message = self.link.recv(1 << 12)
-        if not message:
-            raise ConnectionResetError("the process that starts others has gone")
-        told: dict[str, int] = json.loads(message)
-        if "ended" in told:
-            self._gone[told["ended"]] = told["status"]
-        return told
+    def _add(self, name: str, child: Child) -> Child:
+        child.name = name
+        self.all.append(child)
+        return child
+
+    def check(self) -> None:
+        """Raise ChildError if a child has died, and KeyboardInterrupt if they are to stop."""
+        self.stop.check()
+        for child in self.all:
+            if status := child.poll():
+                raise ChildError(
+                    f"{child.name} died with status {status}; its last lines:\n{child.last_lines}"
+                )
+
+    def running(self) -> int:
+        """Return how many have not ended yet."""
+        return sum(child.poll() is None for child in self.all)
+
+    def end(self) -> None:
+        """End all that still run: SIGTERM first, SIGKILL for those left after some seconds."""
+        for child in self.all:
+            child.terminate()
+        until = time.monotonic() + GRACE_SECONDS
+        try:
+            for child in self.all:
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.1, until - time.monotonic()))
+        finally:  # also when Ctrl-C is pressed again
+            for child in self.all:
+                child.kill()
+                child.wait()
+        self.all = []
 
 
-_ROOM = 2000  # bytes for a child's command line
-_nurseries: dict[str, _Nursery] = {}
-
-
-def _nursery(environment: Mapping[str, str], preloaded: Sequence[str]) -> _Nursery:
-    """The nursery for this environment."""
-    key = json.dumps([dict(sorted(environment.items())), preloaded])
-    if key not in _nurseries or not _nurseries[key].alive:
-        _nurseries[key] = _Nursery(environment, preloaded)
-    return _nurseries[key]
-
-
-def nurse() -> None:
-    """Run as a process: import what the arguments name, and call what follows a colon; then fork a child for
-    every request."""
-    link = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the starter
-    awake, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    for name, _, function in (argument.partition(":") for argument in sys.argv[2:-1]):
-        module = importlib.import_module(name)
-        if function:
-            getattr(module, function)()
-    while True:
-        ready, _, _ = select.select([link.fileno(), awake], [], [])
-        if awake in ready:
-            os.read(awake, 1 << 12)
-            _reap(link)
-        if link.fileno() in ready:
-            message, files, _, _ = socket.recv_fds(link, 1 << 20, 2)
-            if not message:
-                os._exit(0)
-            pid = os.fork()
-            if not pid:
-                for descriptor in (link.detach(), awake, wake):
-                    os.close(descriptor)
-                _grow_up(json.loads(message), files)
-            for descriptor in files:
-                os.close(descriptor)
-            link.send(json.dumps({"born": pid}).encode())
-
-
-def _reap(link: socket.socket) -> None:
-    """Tell of all children that have ended."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            link.send(json.dumps({"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}).encode())
-
-
-def _show(command: list[str]) -> None:
-    """Have ps show this command and not the nursery's: written over the arguments,
-    whose place the kernel tells."""
-    import ctypes
-
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        text = b"\0".join(os.fsencode(word) for word in command)[: end - start - 1]
-        if start:
-            ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
-
-
-def _grow_up(request: dict[str, Any], files: list[int]) -> None:
-    """In the fork: become what was asked for, and never return."""
-    status = 1
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for target, descriptor in enumerate(files, start=1):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        os.chdir(request["folder"])
-        os.environ.update(request["more"], **{_STARTER: str(os.getppid())})
-        sys.argv = [request["module"], *request["arguments"]]
-        _show([sys.executable, "-m", *sys.argv])
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # as the interpreter does
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with suppress(Exception):
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+# --- stopping -----------------------------------------------------------------------------------------------
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: somebody asked this process to leave."""
+    """SIGTERM has come."""
 
 
 class Stop:
-    """The one way to be told to stop. Inside, the first Ctrl-C or SIGTERM sets ``asked``;
-    the next one interrupts.
+    """The one way to be told to stop.
 
-    Whoever works in steps looks at ``asked`` between them. One token serves a whole command: it is handed
-    down, and entering it again changes nothing. Outside the main thread signals are left alone.
+    Inside, the first Ctrl-C or SIGTERM sets ``asked``; the next one interrupts. Work in steps looks at
+    ``asked`` between them. One token serves a whole command: it is passed down, and entering it again changes
+    nothing. Outside the main thread signals are left alone.
 
     >>> with Stop("after this round") as stop, stop:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -324,10 +326,7 @@ class Stop:
     """
 
     def __init__(self, when: str = "", at_once: bool = False) -> None:
-        """when: said once, when the first signal comes.
-
-        at_once: the first signal interrupts, for work without steps.
-        """
+        """Say ``when`` at the first signal; at_once: the first signal interrupts, for work without steps."""
         self.when, self.at_once = when, at_once
         self.asked, self._depth, self._before = False, 0, dict[int, Any]()
 
@@ -346,7 +345,7 @@ class Stop:
             logging.getLogger("rpel").info("%s", self.when)
 
     def check(self) -> None:
-        """KeyboardInterrupt if it was asked for."""
+        """Raise KeyboardInterrupt if it was asked for."""
         if self.asked:
             raise KeyboardInterrupt
 
@@ -360,88 +359,11 @@ class Stop:
             self._before.clear()
 
 
-# --- several at once ----------------------------------------------------------------------------------------
-
-
-class ChildError(Exception):
-    """A process died, or the machine is too busy; one sentence, and perhaps its last lines."""
-
-
-@dataclass(frozen=True)
-class Child:
-    """One process: what it prints goes to the files ``stdout`` and ``stderr`` of its folder."""
-
-    name: str
-    process: "subprocess.Popen[bytes]"
-    folder: Path
-
-    @property
-    def result(self) -> str:
-        """All that it printed to standard output."""
-        return (self.folder / "stdout").read_text("utf-8", "replace")
-
-    def last_words(self) -> str:
-        """The last lines of its standard error."""
-        return "\n".join((self.folder / "stderr").read_text("utf-8", "replace").splitlines()[-_LINES:])
-
-
-class Children:
-    """A context manager: processes started in it are ended, by their own ids, when it is left,
-    whatever happens."""
-
-    def __init__(self, stop: Stop) -> None:
-        self.all: list[Child] = []
-        self.stop = stop
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def start(self, name: str, arguments: Sequence[str], folder: Path, module: str = "rpel") -> None:
-        """Run ``rpel``, or another module, with these arguments, on one thread: they share the cores."""
-        process = start(arguments, folder / "stdout", folder / "stderr", module=module)
-        self.all.append(Child(name, process, folder))
-
-    def check(self) -> None:
-        """ChildError, with its last lines, if one of them has died; KeyboardInterrupt if they are to stop."""
-        self.stop.check()
-        for child in self.all:
-            status = child.process.poll()
-            if status:
-                raise ChildError(
-                    f"{child.name} died with status {status}; its last lines:\n{child.last_words()}"
-                )
-
-    def running(self) -> int:
-        """How many have not ended yet."""
-        return sum(child.process.poll() is None for child in self.all)
-
-    def end(self) -> None:
-        """End all that still run: SIGTERM first, SIGKILL for those left after some seconds."""
-        left = [child.process for child in self.all if child.process.poll() is None]
-        for process in left:
-            process.terminate()
-        until = time.monotonic() + _GRACE
-        try:
-            for process in left:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, until - time.monotonic()))
-        finally:  # also when somebody is too impatient for this, and presses Ctrl-C again
-            for process in left:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        self.all = []
-
-
 # --- memory -------------------------------------------------------------------------------------------------
 
 
 def free_memory() -> int | None:
-    """Bytes that processes of this machine, or of this container, may still take;
-    None where that is not known.
+    """Return the bytes that processes of this machine or container may still take; None if unknown.
 
     >>> (free_memory() or 1) > 0
     True

@@ -57,7 +57,7 @@ def test_ctrl_c_and_sigterm_end_all_processes_and_leave_130(
 def test_dead_demo_peer_is_named_with_its_last_output(tmp_path: Path) -> None:
     with Children(Stop()) as children:
         children.start("peer-1", ["peer", "run", "--config", str(tmp_path / "none.toml")], tmp_path)
-        children.all[0].process.wait(PATIENCE)
+        children.all[0].wait(PATIENCE)
         with pytest.raises(ChildError, match=r"peer-1.* 2;.*\n.*no file"):
             children.check()
 

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from rpel.peer.core import wire
 from rpel.peer.ops.create import new, stall_proof
 from rpel.peer.ops.join import join
 from rpel.peer.state import models as model_files
-from rpel.processes import start
+from rpel.processes import Child, start
 from rpel.types import Models
 from support.paths import TESTS
 from support.process_faults import NAMESPACE
@@ -41,7 +40,7 @@ PORT, METRICS = 7443, 9464
 class Process:
     """One life of a peer, from its birth to its end."""
 
-    child: "subprocess.Popen[bytes]"
+    child: Child
     lines: list[dict[str, Any]] = field(default_factory=list)
     deeds: list[dict[str, Any]] = field(default_factory=list)  # of a red team
     errors: list[str] = field(default_factory=list)
@@ -238,8 +237,7 @@ class ProcessNetwork:
         out, err = (Path(f"/proc/self/fd/{write}") for _, write in pipes)
         more = {**environment, NAMESPACE: self.plan.namespace(member.number)}
         with patch.dict(os.environ, PYTHONPATH=str(TESTS)):
-            os.environ.pop("PYTEST_CURRENT_TEST", None)  # processes with equal environments start faster
-            process = Process(start(command, out, err, more=more, module="support.process_faults"))
+            process = Process(start(command, out, err, more, module="support.process_faults"))
         member.processes.append(process)
         for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):
             os.close(write)

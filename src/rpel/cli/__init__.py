@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 import rpel
 from rpel.errors import BudgetSpentError
-from rpel.processes import end_with_starter, uncollected
+from rpel.processes import end_with_torchrun, uncollected
 
 # typer carries its own click, whose UsageError it does not export
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -159,7 +159,7 @@ def __getattr__(name: str) -> Any:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input is one sentence on stderr and exit status 2."""
-    end_with_starter()
+    end_with_torchrun()
     os.environ["MPLBACKEND"] = "agg"  # commands open no window, and a notebook's backend need not exist here
     words = sys.argv[1:] if arguments is None else arguments
     if "_RPEL_COMPLETE" in os.environ:  # a shell asks how the words that it passes along can go on

@@ -239,10 +239,10 @@ class Sweep:
         if tensorboard:
             check_tensorboard()
         self.out, self.tensorboard, self.reuse = Path(out).resolve() if ray else Path(out), tensorboard, reuse
-        self.start: Callable[..., Any] = start if ray is None else partial(Task, ray)
         available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
         self.jobs = max(1, min(jobs or available, len(cells)))
         self.threads = max(1, available // self.jobs)
+        self.start: Callable[..., Any] = start if ray is None else partial(Task, ray, self.threads)
         forget_checksums()
         self.states = [CellRun(cell, log=self._file(cell, "log")) for cell in cells]
         self.processes: dict[int, Any] = {}  # as subprocess.Popen: poll, returncode, send_signal, kill, wait
@@ -311,9 +311,7 @@ class Sweep:
             *["--tensorboard"] * self.tensorboard,
             *["--reuse"] * self.reuse,
         ]
-        self.processes[i] = self.start(
-            command, self._file(cell, "out"), self._file(cell, "log"), spec.threads or 1
-        )
+        self.processes[i] = self.start(command, self._file(cell, "out"), self._file(cell, "log"))
         state.status, state.begun = "running", time.monotonic()
 
     def _collect(self) -> None:

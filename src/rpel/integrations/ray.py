@@ -59,12 +59,10 @@ def _check_reachable(address: str | None) -> None:
 class Task:
     """A ``rpel`` command as a Ray task, with the methods of `subprocess.Popen` that a sweep uses."""
 
-    def __init__(
-        self, ray: Any, arguments: Sequence[str], stdout: Path, stderr: Path, threads: int = 1
-    ) -> None:
+    def __init__(self, ray: Any, threads: int, arguments: Sequence[str], stdout: Path, stderr: Path) -> None:
         self._ray, self.returncode = ray, cast("int | None", None)
         remote = ray.remote(num_cpus=threads, max_retries=MAX_RETRIES)(_command)
-        self._running = remote.remote(list(arguments), str(stdout.resolve()), str(stderr.resolve()), threads)
+        self._running = remote.remote(list(arguments), str(stdout.resolve()), str(stderr.resolve()))
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs, 1 if Ray could not finish it."""
@@ -93,12 +91,12 @@ class Task:
             self._ray.cancel(self._running, force=True, recursive=False)
 
 
-def _command(arguments: list[str], stdout: str, stderr: str, threads: int) -> int:
+def _command(arguments: list[str], stdout: str, stderr: str) -> int:
     """Run ``rpel`` in a process of its own, inside the task.
 
     Cancelling the task passes Ctrl-C on to the process, which also notices when the task is gone.
     """
-    process = start(arguments, Path(stdout), Path(stderr), threads)
+    process = start(arguments, Path(stdout), Path(stderr))
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from rpel.backend.devices import local_device, missing, sharing
 from rpel.config.spec import Spec, to_toml
-from rpel.processes import start
+from rpel.processes import Child, start
 from rpel.runs.certificate import versions
 
 log = logging.getLogger("rpel")
@@ -368,7 +368,7 @@ NCCL = "cpu:gloo,cuda:nccl"
 
 _stores: Any = dist
 """Documented there, and not marked as exported."""
-Processes = list["subprocess.Popen[bytes]"]
+Processes = list[Child]
 
 
 def placed() -> bool:
@@ -566,20 +566,16 @@ def _started(spec: Spec, place: Path) -> Processes:
         file = folder / "run.toml"
         file.write_text(to_toml(spec), "utf-8")
         more = {_STORE: f"{place / 'store'},{spec.workers},{rank}"}
-        children.append(
-            start(["run", str(file)], folder / "stdout", folder / "stderr", spec.threads or 1, more=more)
-        )
+        children.append(start(["run", str(file)], folder / "stdout", folder / "stderr", more))
     return children
 
 
-def _last(child: "subprocess.Popen[bytes]") -> str:
+def _last(child: Child) -> str:
     """The status of a worker that ended and the last line it said."""
-    arguments: Any = child.args
-    said = Path(arguments[-1]).with_name("stderr").read_text("utf-8", "replace").split("\n")
-    return f"status {child.returncode} {next((line for line in reversed(said) if line), '')}".strip()
+    return f"status {child.returncode} {child.last_lines.rpartition(chr(10))[2]}".strip()
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: Child) -> None:
     """It leaves when it is told to, or when its connections are gone."""
     try:
         child.wait(_GRACE)

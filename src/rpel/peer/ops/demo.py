@@ -9,7 +9,6 @@ measured first; if peers are not up when round 1 would begin, they are started a
 import asyncio
 import json
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from rpel.peer.ops.drill import drill
 from rpel.peer.ops.join import join
 from rpel.peer.ops.watch import Observer, Seen, look
 from rpel.planning import Plan
-from rpel.processes import ChildError, Children, Stop, cores, end_with_starter
+from rpel.processes import ChildError, Children, Stop, cores
 from rpel.types import ROBUST_RULE
 
 AVERAGING = "mean"
@@ -117,7 +116,7 @@ def _measured(setting: Demonstration, folder: Path, stop: Stop) -> tuple[float, 
     for _ in range(2):  # the first may have to compile; what it compiled is kept
         began = time.monotonic()
         with Children(stop) as children:
-            children.start("a peer that prepares", [str(paths[0])], home, module=__name__)
+            children.call("a peer that prepares", prepare, str(paths[0]), folder=home)
             while children.running():
                 children.check()
                 time.sleep(_LOOK)
@@ -272,16 +271,11 @@ def _collected(children: Children, setting: Demonstration) -> Ends:
     accuracies, outcomes = [], Counter[str]()
     for child in children.all[: setting.peers - setting.byzantine]:
         try:
-            summary = json.loads(child.result.splitlines()[-1])
+            summary = json.loads(child.output.splitlines()[-1])
             accuracies.append(float(summary["accuracy"]))
             outcomes.update(summary["outcomes"])
         except (IndexError, ValueError, KeyError, TypeError):
             raise ChildError(
-                f"{child.name} ended without a result; its last lines:\n{child.last_words()}"
+                f"{child.name} ended without a result; its last lines:\n{child.last_lines}"
             ) from None
     return accuracies, dict(outcomes)
-
-
-if __name__ == "__main__":  # measured by _measured
-    end_with_starter()
-    prepare(sys.argv[1])

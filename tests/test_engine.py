@@ -14,8 +14,9 @@ from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View, declare
 from rpel.backend.base import backend
 from rpel.config.spec import load
-from rpel.learning import Aggregation, MomentumSGD, aggregate
+from rpel.learning import Aggregation, MomentumSGD
 from rpel.models import model
+from rpel.rules import aggregate_or_keep
 from rpel.runs.certificate import certificate
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluate import spread
@@ -196,7 +197,7 @@ def test_missing_answers_are_trimmed_by_the_number_asked() -> None:
     table = np.random.default_rng(1).normal(size=(9, 4))
     rule = rpel.rule("nnm+trimmed_mean", f=3)
     index = np.array([[0, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, -1], [2, 0, 1, 3, 4, 5, -1, -1]])
-    x, info = aggregate(table[:3], Received(table, index), rule)
+    x, info = aggregate_or_keep(table[:3], Received(table, index), rule)
     np.testing.assert_array_equal(x[0], rule(table[index[0]]))
     np.testing.assert_array_equal(x[1], rule(table[index[1, :7]]))
     np.testing.assert_array_equal(x[2], table[2])

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
-from rpel.learning import aggregate
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import (
@@ -25,6 +24,7 @@ from rpel.peer.core.protocol import (
     Terms,
     rounds,
 )
+from rpel.rules import aggregate_or_keep
 from rpel.types import Outcome, PullResult, Received
 
 Array = NDArray[Any]
@@ -63,7 +63,7 @@ def test_peer_aggregates_pulled_models_like_the_simulator(name: str, missing: tu
     stored = one_round(rule, models[0], models[1:], tuple(LATE if j in missing else OK for j in range(1, 8)))
     index = np.full((1, 8), -1)
     index[0, : 1 + len(received)] = [0, *received]
-    expected, info = aggregate(models[:1], Received(models, index), rule)
+    expected, info = aggregate_or_keep(models[:1], Received(models, index), rule)
     assert not info.degraded.any()
     assert info.trimmed.tolist() == [1]
     assert stored.outcome == Outcome.AGGREGATED
@@ -76,7 +76,9 @@ def test_peer_with_too_few_answers_keeps_the_half_step_like_the_simulator() -> N
         rpel.rule("trimmed_mean", f=3),
     )
     stored = one_round(rule, models[0], models[1:], (OK,) * 5 + (LATE,) * 2)
-    expected, info = aggregate(models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule)
+    expected, info = aggregate_or_keep(
+        models[:1], Received(models, np.array([[0, 1, 2, 3, 4, 5, -1, -1]])), rule
+    )
     assert info.degraded.all()
     assert (stored.outcome, stored.degraded) == (Outcome.LOCAL_ONLY, 1)
     np.testing.assert_array_equal(stored.x, expected[0])

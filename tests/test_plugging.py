@@ -33,11 +33,12 @@ class NearestHalf(Rule):
         return np.asarray(group.combine(weights, out))
 
 
-def test_plugin_callable_is_classified_by_its_signature() -> None:
+def test_callable_that_is_no_rule_is_a_function_of_the_vectors() -> None:
     x = np.random.default_rng(0).normal(size=(7, 4))
-    assert rpel.rule(lambda f: rpel.rule("nnm+median", f=f), f=2).name == "nnm+median"
-    assert rpel.rule(lambda size=2: rpel.rule("bucketing", size=size), size=3)(x).shape == (3, 4)
+    with pytest.raises(ValueError, match="the rule nnm"):
+        rpel.rule(lambda f: rpel.rule("nnm+median", f=2))(x)
     assert rpel.rule(NearestHalf, f=1).name == "test_plugging:NearestHalf"
+    np.testing.assert_array_equal(rpel.rule(lambda x, f: x[f], f=1)(x), x[1])
     for name in ("x", "f", "vectors"):  # its first parameter, whatever it is called
         made = rpel.rule(eval(f"lambda {name}: {name}.max(axis=0)"))
         np.testing.assert_array_equal(made(x), x.max(axis=0))
@@ -63,7 +64,7 @@ def test_plugin_pre_aggregation_is_fused_into_the_next_rule() -> None:
     made = rpel.chain(towards_own(), rpel.rule("trimmed_mean", f=1))
     expected = rpel.rule("trimmed_mean", f=1)((x + x[0]) / 2)
     np.testing.assert_allclose(made(x), expected, atol=1e-12)
-    np.testing.assert_allclose(rpel.rule(towards_own, share=1.0)(x), np.tile(x[0], (5, 1)), atol=1e-12)
+    np.testing.assert_allclose(rpel.rule(towards_own(share=1.0))(x), np.tile(x[0], (5, 1)), atol=1e-12)
     testing.check_rule(rpel.chain(towards_own(), rpel.rule("median", f=1)))
     run = rpel.simulate("linear", attack="sf", rule=made, out=None, **{**SMALL, "byzantine": 1, "b_hat": 1})
     assert run.certificate["held"]

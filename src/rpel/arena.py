@@ -121,7 +121,7 @@ def _takes_models(name: str) -> bool:
         candidate = rule(name, f=1)
     except ValueError:  # the rules of fixed graphs take b_hat
         return False
-    return candidate.unsuited is None
+    return candidate.pull_error is None
 
 
 def _searches(name: str) -> bool:

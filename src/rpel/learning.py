@@ -5,13 +5,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from rpel.backend.arrays import copy, empty, namespace, put, take
+from rpel.backend.arrays import empty, namespace
 from rpel.backend.base import Backend, backend
-from rpel.rules import RoundContext, Rule
+from rpel.rules import RoundContext, Rule, aggregate_or_keep
 from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 
@@ -137,47 +137,8 @@ class Aggregation:
         self, half: Models, received: Received, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Aggregated]:
         """x^{t+1} of these nodes, and what was done."""
-        return aggregate(half, received, self.rule, out, self.backend, self.context(t, nodes))
+        return aggregate_or_keep(half, received, self.rule, out, self.backend, self.context(t, nodes))
 
     def context(self, t: int, nodes: Integers) -> RoundContext:
         """What the rule is told of a round, for some nodes."""
         return RoundContext(t, self.rounds, self.seed, self.ids(t)[nodes])
-
-
-def aggregate(
-    half: Models,
-    received: Received,
-    rule: Rule,
-    out: Models | None = None,
-    kernels: Backend | None = None,
-    context: RoundContext | None = None,
-) -> tuple[Models, Aggregated]:
-    """Line 9, with the policy for what cannot be aggregated: such a node keeps its half-step.
-
-    Non-finite models are looked for here, once, unless it was done before, and the rule is told.
-    """
-    kernels, context = kernels or backend("numba"), context or rule.context
-    known = np.empty(0, np.bool_) if received.finite is None else received.finite
-    finite = np.concatenate([known, np.asarray(kernels.finite_rows(received.table[len(known) :]))])
-    present = received.index >= 0
-    usable = np.append(finite, False)[received.index]  # −1 looks up the False at the end
-    unfit = rule.unfit(present, usable)
-    trimmed = np.where(unfit, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
-    done = Aggregated(unfit, trimmed)
-    given: dict[str, Any] = {"kernels": kernels, "finite": finite}
-    weights, hostile = received.weights, received.hostile
-    if not unfit.any():
-        given |= {"weights": weights, "hostile": hostile, "context": context, "out": out}
-        return rule.aggregate(received.table, received.index, **given), done
-    x = copy(half) if out is None else out
-    put(x, unfit, take(half, unfit))
-    if not unfit.all():
-        some = ~unfit
-        given |= {
-            key: None if a is None else a[some] for key, a in (("weights", weights), ("hostile", hostile))
-        }
-        aggregates = rule.aggregate(
-            received.table, received.index[some], context=context.among(some), **given
-        )
-        put(x, some, aggregates)
-    return x, done

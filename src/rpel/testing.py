@@ -103,7 +103,7 @@ def _absent(t: Trial) -> None:
 
 
 def _order(t: Trial) -> None:
-    if t.rule.draws:
+    if t.rule.is_random:
         return
     for seed in range(5):
         x, order = t.vectors(seed), 1 + np.random.default_rng(seed).permutation(t.m - 1)
@@ -200,7 +200,7 @@ def _rule_checks(
     made = rule_by_name(rule, **parameters)
     if isinstance(made, PreAggregation):
         raise ValueError(f"{made.name} gives all its rows: check it in a chain such as {made.name}+median")
-    least = max(made.least(made.f or 0), 4)
+    least = max(made.min_vectors(made.f or 0), 4)
     trial = Trial(made, least + 1 if m is None else m, moves)
     for promise, check in RULE_PROMISES.items():
         yield partial(_held, f"rule {made.name}", promise, check, trial)

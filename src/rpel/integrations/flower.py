@@ -48,7 +48,7 @@ class RpelStrategy(FedAvg):  # type: ignore[misc]  # flwr is not installed where
         """The rule's result over the usable replies, and the medians of their metrics."""
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         usable = [(found, reply) for reply in valid if (found := self._vector(reply)) is not None]
-        if len(usable) < self.rule.least(self.rule.f or 0):
+        if len(usable) < self.rule.min_vectors(self.rule.f or 0):
             return None, None
         combined = self.rule(np.stack([vector for vector, _ in usable]))
         return self._record(combined), _medians([reply for _, reply in usable])

@@ -1,82 +1,15 @@
-"""Aggregation rules: every one of the field, exact, composable, for one victim or thousands at once."""
+"""Aggregation rules: exact, composable, for one victim or thousands at once."""
 
-from rpel.rules.base import Group, RoundContext, Rule
-from rpel.rules.coordinatewise import (
-    PreAggregation,
-    arc,
-    bucketing,
-    bulyan,
-    clipping,
-    meamed,
-    median,
-    nnm,
-    trimmed_mean,
-)
-from rpel.rules.graph import (
-    GossipRule,
-    balance,
-    clipped_gossip_adaptive,
-    clipped_gossip_oracle,
-    cs_plus,
-    gossip,
-    gts,
-    gts_exact,
-    ios,
-    rtc,
-)
-from rpel.rules.linear import (
-    aksel,
-    caf,
-    centered_clipping,
-    cge,
-    dnc,
-    geometric_median,
-    krum,
-    mda,
-    mean,
-    monna,
-    multi_krum,
-    smea,
-)
-from rpel.rules.registry import RULES, FunctionRule, chain, rule
+from rpel.rules.base import Group, RoundContext, Rule, aggregate_or_keep
+from rpel.rules.coordinatewise import *
+from rpel.rules.graph import *
+from rpel.rules.graph import GossipRule
+from rpel.rules.linear import *
+from rpel.rules.mixing import *
+from rpel.rules.mixing import PreAggregation, chain
+from rpel.rules.registry import RULES, FunctionRule, rule
 
 __all__ = [
-    "RULES",
-    "FunctionRule",
-    "GossipRule",
-    "Group",
-    "PreAggregation",
-    "RoundContext",
-    "Rule",
-    "aksel",
-    "arc",
-    "balance",
-    "bucketing",
-    "bulyan",
-    "caf",
-    "centered_clipping",
-    "cge",
-    "chain",
-    "clipped_gossip_adaptive",
-    "clipped_gossip_oracle",
-    "clipping",
-    "cs_plus",
-    "dnc",
-    "geometric_median",
-    "gossip",
-    "gts",
-    "gts_exact",
-    "ios",
-    "krum",
-    "mda",
-    "meamed",
-    "mean",
-    "median",
-    "monna",
-    "multi_krum",
-    "nnm",
-    "rtc",
-    "rule",
-    "smea",
-    "trimmed_mean",
-]
+    *RULES, "RULES", "FunctionRule", "GossipRule", "Group", "PreAggregation", "RoundContext", "Rule",
+    "aggregate_or_keep", "chain", "rule",
+]  # fmt: skip

@@ -1,10 +1,9 @@
-"""Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i),
-where the neighbours' weights W_ij are cut down to a_j.
+"""Rules on weighted graphs: x_i ← x_i + ρ Σ_j a_j (x_j − x_i), with weights W_ij cut down to a_j.
 
 Row 0 is the node itself, d_j = x_j − x_0. The neighbours are sorted by ‖d_j‖, self first; C_k is the
 cumulative weight and C the total. b_w bounds the weight of the hostile neighbours; with b_w = 0 every rule
-but gts is plain gossip. Cumulative weights are compared with a tolerance of 1e-12,
-so that equal weights behave as in exact arithmetic.
+but gts is plain gossip. Cumulative weights are compared with a tolerance of 1e-12, so that equal weights
+behave as in exact arithmetic.
 """
 
 from collections.abc import Callable
@@ -14,17 +13,21 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.rules.arrays import Array, host
 from rpel.rules.base import Group, Rule
+from rpel.rules.inputs import Array, host
 from rpel.types import Floats, Integers
+
+__all__ = [
+    "balance", "clipped_gossip_adaptive", "clipped_gossip_oracle", "cs_plus", "gossip", "gts", "gts_exact",
+    "ios", "rtc",
+]  # fmt: skip
 
 TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """What a graph rule sees of every victim: arrays (h, m), sorted by distance,
-    absent neighbours with weight 0."""
+    """Every victim's neighbours: arrays (h, m), sorted by distance; absent neighbours have weight 0."""
 
     distance: Floats
     weight: Floats
@@ -51,8 +54,7 @@ class Neighbourhood:
 
 
 Cut = Callable[[Neighbourhood], Floats]
-"""The neighbours' reduced weights a_j (h, m), in sorted order;
-for b_w = 0 the base takes plain gossip instead."""
+"""The neighbours' reduced weights a_j (h, m), in sorted order; for b_w = 0 plain gossip is used instead."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,19 @@ class GossipRule(Rule):
     on_graph: ClassVar[bool] = True
 
     @property
-    def unsuited(self) -> str:
-        return "works on fixed graphs only: the nearest is 'nnm+trimmed_mean'"
+    def pull_error(self) -> str:
+        """Say that it needs a graph."""
+        return "works on fixed graphs only; use for example 'nnm+trimmed_mean'"
 
     def with_f(self, f: int) -> Self:
         return replace(self, b_hat=f, byzantine_weight=None)
 
-    def unfit(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Only a non-finite own model stops a graph rule: a leaf is valid,
-        and lost answers take their weight along."""
-        return self.blind(usable)
+    def cannot_aggregate(self, present: NDArray[np.bool_], usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(h,) Mark victims whose own model is not finite; lost answers only take their weight along."""
+        return np.asarray(~usable[:, 0])
 
     def compute(self, asked: Group, out: Array | None = None) -> Array:
-        """(h, d) as for every rule, with gossip weights (h, m), self first; −1 marks neighbours not there."""
+        """(h, d) Aggregate after the checks; −1 marks absent neighbours."""
         weights = self._check_weights(asked.index, asked.weights)
         marks = self._check_hostile(asked.index, asked.hostile)
         finite = asked.finite_rows()[asked.index]
@@ -91,14 +93,14 @@ class GossipRule(Rule):
         return self.run(replace(asked, index=index, weights=weights, hostile=marks), out)
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        """(h, d) for victims of whose neighbours some may be absent, with weights and marks for all."""
+        """(h, d) Aggregate for victims with weights and marks; some neighbours may be absent."""
         weights, marks = np.asarray(group.weights), np.asarray(group.hostile)
         return group.combine(self.coefficients(group, weights, group.index >= 0, marks), out)
 
     def coefficients(
         self, seen: Group, weight: Floats, present: NDArray[np.bool_], hostile: NDArray[np.bool_]
     ) -> Floats:
-        """(h, m) what each row of the victim counts for in the result; they sum to 1."""
+        """(h, m) Return the weight of each of the victim's rows in the result; they sum to 1."""
         distance = np.sqrt(seen.to(0))
         lost = np.where(present, 0.0, weight).sum(axis=1, keepdims=True)
         b_w = np.maximum(self._hostile_weight(weight, hostile) - lost, 0.0)
@@ -117,8 +119,7 @@ class GossipRule(Rule):
         return coefficients
 
     def _hostile_weight(self, weight: Floats, hostile: NDArray[np.bool_]) -> Floats:
-        """(h, 1) b_w: the true one for the oracle, else the given one,
-        or the b_hat largest neighbour weights."""
+        """(h, 1) Return b_w: for the oracle the true one, else as given, or the b_hat largest weights."""
         if self.needs_hostile:
             return np.asarray(np.where(hostile, weight, 0.0).sum(axis=1, keepdims=True))
         if self.byzantine_weight is not None:
@@ -152,8 +153,7 @@ def _graph_rule(
     always_cuts: bool = False,
     kind: type[GossipRule] = GossipRule,
 ) -> Callable[..., GossipRule]:
-    """A constructor; exactly one of b̂, which other rules call f,
-    and a hostile weight is given where it is needed."""
+    """Return a constructor; it takes b_hat (also called f) or a hostile weight where the rule needs one."""
     needed = name != "gossip" and not needs_hostile
 
     def constructor(
@@ -188,7 +188,7 @@ def _cs_plus(n: Neighbourhood) -> Floats:
 
 
 def _gts(n: Neighbourhood) -> Floats:
-    """GTS as its authors' code has it: those before the boundary, and of the one on it what exceeds C − b_w.
+    """GTS as in its authors' code: all before the boundary, and the excess over C − b_w of the one on it.
 
     The boundary is the first k with C_k ≥ C − b_w; it counts with C_k − (C − b_w). For equal weights that is
     one neighbour fewer than ``gts_exact`` keeps, and with b_w = 0 the farthest is dropped (Gaucher et al.,
@@ -201,10 +201,9 @@ def _gts(n: Neighbourhood) -> Floats:
 
 
 def _gts_exact(n: Neighbourhood) -> Floats:
-    """GTS by definition: the nearest of total weight C − b_w,
-    the one on the boundary with the part that fits."""
-    room = n.total - n.b_w - (n.cumulative - n.weight)
-    return np.clip(np.where(np.abs(room) <= TOLERANCE, 0.0, room), 0.0, n.weight)
+    """GTS by definition: the nearest of total weight C − b_w, the last one with the part that fits."""
+    left = n.total - n.b_w - (n.cumulative - n.weight)
+    return np.clip(np.where(np.abs(left) <= TOLERANCE, 0.0, left), 0.0, n.weight)
 
 
 def _adaptive(n: Neighbourhood) -> Floats:
@@ -221,8 +220,7 @@ def _oracle(n: Neighbourhood) -> Floats:
 
 
 def _rtc(n: Neighbourhood) -> Floats:
-    """RTC: drop the farthest while the removed weight is at most b_w, clip to τ² = (1/b_w)
-    Σ_kept W_ij‖d_j‖²."""
+    """RTC: drop the farthest of total weight at most b_w, clip to τ² = (1/b_w) Σ_kept W_ij‖d_j‖²."""
     from_far = np.cumsum(n.weight[:, ::-1], axis=1)[:, ::-1]  # weight of this one and all farther ones
     kept = from_far > n.b_w + TOLERANCE
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -246,9 +244,9 @@ rtc = _graph_rule("rtc", _rtc)
 class OutlierScissor(GossipRule):
     """Iterative outlier scissor: drop the neighbours farthest from the weighted mean (Wu et al., 2023).
 
-    b̂ times the one farthest from the weighted mean of those left, oneself included in the mean and never
-    dropped; then the weighted mean of the rest. With ``byzantine_weight`` it drops as long as the removed
-    weight is at most that.
+    Drop b̂ times the vector farthest from the weighted mean of those left; the own vector is part of that mean
+    and never dropped. Return the weighted mean of the rest. With ``byzantine_weight``, drop as long as the
+    removed weight is at most that.
 
     >>> ios(b_hat=1)(np.array([[0.0], [1.0], [50.0]]), weights=np.full(3, 1 / 3))
     array([0.5])
@@ -261,9 +259,9 @@ class OutlierScissor(GossipRule):
         count = np.full(len(weight), np.inf) if self.b_hat is None else self.b_hat - (lost > 0).sum(axis=1)
         spare = np.inf if self.byzantine_weight is None else self.byzantine_weight - lost.sum(axis=1)
         left = np.where(present, weight, 0.0)
-        # absent: oneself, weight 0
-        everybody = replace(seen, index=np.where(present, seen.index, seen.index[:, :1]))
-        squared = np.minimum(everybody.pairwise(), 1e300)  # sums of a few stay finite
+        # an absent neighbour is replaced by the own vector with weight 0
+        filled = replace(seen, index=np.where(present, seen.index, seen.index[:, :1]))
+        squared = np.minimum(filled.pairwise(), 1e300)  # sums of a few stay finite
         droppable, rows = present & (np.arange(weight.shape[1]) > 0), np.arange(len(weight))
         while True:
             far = weight.shape[1] - 1 - np.argmax(_from_mean(squared, left, droppable)[:, ::-1], axis=1)
@@ -273,14 +271,14 @@ class OutlierScissor(GossipRule):
             left[rows[drop], far[drop]] = 0.0
             droppable[rows[drop], far[drop]] = False
             count, spare = count - drop, spare - np.where(drop, weight[rows, far], 0.0)
-            droppable &= drop[:, None]  # whoever could not drop its farthest is done
+            droppable &= drop[:, None]  # a victim that could not drop its farthest is done
         weights = self.rho * left / left.sum(axis=1, keepdims=True)
         weights[:, 0] += 1 - self.rho
         return np.asarray(weights)
 
 
 def _from_mean(squared: Floats, weight: Floats, droppable: NDArray[np.bool_]) -> Floats:
-    """(h, m) squared distances to the weighted mean, −1 for those that cannot be dropped."""
+    """(h, m) Squared distances to the weighted mean; −1 for vectors that cannot be dropped."""
     share = weight / weight.sum(axis=1, keepdims=True)
     used = np.where((share > 0)[:, None, :], squared, 0.0)
     to_mean = np.einsum("hij,hj->hi", used, share)
@@ -292,14 +290,14 @@ ios = _graph_rule("ios", _plain, kind=OutlierScissor)
 
 @dataclass(frozen=True)
 class Balance(Rule):
-    """Average with the neighbours that are near in units of the node's own length; see :func:`balance`."""
+    """Average with the neighbours that are near in units of the node's own length; see `balance`."""
 
     gamma: float = 0.3
     decay: float = 1.0
     alpha: float = 0.5
 
     def refuse_weights(self, weights: Array | None, hostile: Array | None) -> None:
-        """On a graph all neighbours count alike: gossip weights are not looked at."""
+        """Ignore gossip weights: on a graph all neighbours count alike."""
 
     def with_f(self, f: int) -> Self:
         return self
@@ -316,10 +314,9 @@ class Balance(Rule):
 
 
 def balance(gamma: float = 0.3, kappa: float = 1.0, alpha: float = 0.5, f: int | None = None) -> Rule:
-    """BALANCE: keep x_j with ‖x_i − x_j‖ ≤ γ·exp(−κ·t/T)·‖x_i‖; α x_i + (1 − α)·mean(kept),
-    or x_i (Fang et al., 2024).
+    """BALANCE: average with the x_j for which ‖x_i − x_j‖ ≤ γ·exp(−κ·t/T)·‖x_i‖ (Fang et al., 2024).
 
-    It needs no f, so that f is accepted and not looked at.
+    The result is α x_i + (1 − α)·mean(kept), or x_i if none is kept. f is accepted and has no effect.
 
     >>> balance()(np.array([[1.0], [1.2], [50.0]]))
     array([1.1])

@@ -1,7 +1,7 @@
-"""Linear rules: m weights computed from the vectors' distances, and one weighted sum;
-some move there step by step.
+"""Linear rules: m weights computed from the vectors' distances, then one weighted sum.
 
-Ties are broken by the lower index, the node's own vector (row 0) first.
+Some approach their weights step by step. Ties are broken by the lower index, so that the node's own vector
+(row 0) comes first.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,14 @@ import numpy as np
 from rpel import theory
 from rpel.backend.arrays import empty, lend, namespace, wide_dtype
 from rpel.randomness import stream
-from rpel.rules.arrays import Array, host
 from rpel.rules.base import Group, Rule
+from rpel.rules.inputs import Array, host
 from rpel.types import Floats, Integers
+
+__all__ = [
+    "aksel", "caf", "centered_clipping", "cge", "dnc", "geometric_median", "krum", "mda", "mean", "monna",
+    "multi_krum", "smea",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,12 @@ class Linear(Rule):
 
 
 def _first(values: Floats, k: int) -> Integers:
-    """(h, k) the columns of the k smallest values, ties to the lower column."""
+    """(h, k) The columns of the k smallest values; ties go to the lower column."""
     return np.argsort(values, axis=1, kind="stable")[:, :k]
 
 
 def _chosen(g: Group, columns: Integers) -> Floats:
-    """(h, m) equal weights on the given columns (h, k)."""
+    """(h, m) Equal weights on the given columns (h, k)."""
     weights = np.zeros((len(columns), g.m))
     np.put_along_axis(weights, columns, 1 / columns.shape[1], axis=1)
     return weights
@@ -52,7 +57,7 @@ def mean(f: int | None = None) -> Rule:
 
 
 def krum_scores(squared: Floats, f: int, without: int = 1) -> Floats:
-    """(h, m) sums of squared distances to the m − f − ``without`` nearest others."""
+    """(h, m) Sums of squared distances to the m − f − ``without`` nearest others."""
     m = squared.shape[2]
     others = np.sort(squared, axis=2)[:, :, 1:]  # the first is the distance to itself, 0
     return np.asarray(others[:, :, : max(m - f - without, 0)].sum(axis=2))
@@ -103,15 +108,18 @@ def monna(f: int, pivot: int = 0) -> Rule:
     """
 
     def weights(g: Group) -> Floats:
-        near = g.to(0)  # the base brings the pivot to the front
-        near[:, 0] = -1  # first even among equals
+        near = g.to(0)
+        near[:, 0] = -1  # the pivot comes first, even among equals
         return _chosen(g, _first(near, g.m - g.f))
 
     return Linear("monna", weights, f=f, pivot=pivot)
 
 
 def _best_subset(name: str, f: int, score: Callable[[Floats, Integers], Floats]) -> Rule:
-    """The mean of the (m − f)-subset of least score(squared distances (m, m), subsets (C, m − f)) (C,)."""
+    """The mean of the (m − f)-subset of least score.
+
+    ``score`` maps squared distances (m, m) and subsets (C, m − f) to (C,).
+    """
 
     def weights(g: Group) -> Floats:
         m, tried = g.m, comb(g.m, g.f)
@@ -142,16 +150,14 @@ def mda(f: int) -> Rule:
 
 
 def _centred_gram(squared: Floats, c: Floats) -> Floats:
-    """(…, m, m) inner products of the vectors around their c-weighted mean, from squared distances;
-    c sums to 1."""
+    """(…, m, m) Inner products around the c-weighted mean, from squared distances; c sums to 1."""
     to_mean = np.einsum("...ij,...j->...i", squared, c)
     spread = np.einsum("...i,...i->...", to_mean, c)
     return np.asarray((to_mean[..., :, None] + to_mean[..., None, :] - spread[..., None, None] - squared) / 2)
 
 
 def smea(f: int) -> Rule:
-    """Smallest maximum eigenvalue averaging: the (m − f)-subset whose covariance has the least largest
-    eigenvalue.
+    """Smallest maximum eigenvalue averaging: the (m − f)-subset of least largest covariance eigenvalue.
 
     >>> smea(1)(np.array([[0.0], [1.0], [9.0]]))
     array([0.5])
@@ -162,7 +168,7 @@ def smea(f: int) -> Rule:
             squared[sets[:, :, None], sets[:, None, :]], np.full(sets.shape, 1 / sets.shape[1])
         )
         bound = _lower_bound(gram)
-        # Leave aside what is surely larger than another subset's: few remain, and eigenvalues are expensive.
+        # Eigenvalues are expensive: skip subsets whose bound exceeds the eigenvalue of another.
         near = bound <= max(np.linalg.eigvalsh(gram[bound.argmin()])[-1], 0.0) * (1 + 1e-9)
         values = np.full(len(sets), np.inf)
         values[near] = np.linalg.eigvalsh(gram[near])[:, -1]
@@ -172,8 +178,10 @@ def smea(f: int) -> Rule:
 
 
 def _lower_bound(gram: Floats) -> Floats:
-    """A lower bound on the largest eigenvalue of each Gram matrix (C, k, k), from Σ λ^16 ≤ λ_max^8 · Σ λ^8;
-    0 where that says nothing: without any spread, or with one beyond all numbers."""
+    """(C,) Bound the largest eigenvalue of each Gram matrix (C, k, k) from below.
+
+    The bound is that of Σ λ^16 ≤ λ_max^8 · Σ λ^8; it is 0 where the spread is zero or overflows.
+    """
     trace = np.einsum("sii->s", gram)
     with np.errstate(invalid="ignore", divide="ignore"):
         power = gram / trace[:, None, None]  # so that no power leaves the range of numbers
@@ -185,8 +193,9 @@ def _lower_bound(gram: Floats) -> Floats:
 
 
 def caf(f: int) -> Rule:
-    """Covariance-bound agnostic filter: down-weight along the direction of largest variance,
-    keep the calmest mean.
+    """Covariance-bound agnostic filter: down-weight along the direction of largest variance.
+
+    The result is the weighted mean with the smallest largest eigenvalue.
 
     >>> caf(1)(np.array([[0.0], [1.0], [9.0]])).round(2)
     array([0.56])
@@ -234,7 +243,7 @@ def cge(f: int, center: str = "zero") -> Rule:
     if center == "own":
         return replace(monna(f), name="cge")
 
-    return Linear("cge", lambda g: _chosen(g, _first(g.to_origin(None), g.m - g.f)), f=f)
+    return Linear("cge", lambda g: _chosen(g, _first(g.distances_to(None), g.m - g.f)), f=f)
 
 
 @dataclass(frozen=True)
@@ -258,8 +267,7 @@ def aksel(f: int) -> Rule:
 
 @dataclass(frozen=True)
 class DivideAndConquer(Rule):
-    """Several passes drop the f vectors farthest along the direction in which they vary most;
-    see :func:`dnc`."""
+    """Drop, in several passes, the f vectors farthest along the direction of largest variance; see `dnc`."""
 
     passes: int = 3
     coordinates: int = 1000
@@ -279,8 +287,7 @@ class DivideAndConquer(Rule):
         return group.combine(weights, buffer)
 
     def _farthest(self, group: Group, k: int, d: int) -> Integers:
-        """(h, f) columns of the f largest ⟨x_j − μ, v⟩²,
-        v the top right singular vector of the centred vectors."""
+        """(h, f) Columns of the f largest ⟨x_j − μ, v⟩², v the top singular vector of the centred vectors."""
         q, farthest = min(d, self.coordinates), []
         step = max(1, 4_000_000 // (group.m * q))  # victims at a time: a gathered piece stays below 32 MB
         for start in range(0, len(group.index), step):
@@ -291,7 +298,7 @@ class DivideAndConquer(Rule):
         return np.concatenate(farthest)
 
     def _columns(self, group: Group, piece: slice, k: int, d: int) -> Integers | None:
-        """(victims, q) the coordinates of pass k; None: all."""
+        """(victims, q) The coordinates of pass k; None: all."""
         if d <= self.coordinates:
             return None
         at = group.context
@@ -300,9 +307,9 @@ class DivideAndConquer(Rule):
 
 
 def _along_top_direction(table: Array, index: Integers, columns: Integers | None) -> Array:
-    """(h, m) in proportion to ⟨x_j − μ, v⟩², v the direction in which a victim's rows vary most.
+    """(h, m) Values proportional to ⟨x_j − μ, v⟩², v the direction in which a victim's rows vary most.
 
-    columns: (h, q) the coordinates to look at; None: all.
+    ``columns`` (h, q) are the coordinates used; None: all.
     """
     xp, rows = namespace(table), lend(index, table)
     picked = table[rows] if columns is None else table[rows[:, :, None], lend(columns, table)[:, None, :]]
@@ -314,23 +321,23 @@ def _along_top_direction(table: Array, index: Integers, columns: Integers | None
 
 
 def dnc(f: int, passes: int = 3, coordinates: int = 1000) -> Rule:
-    """Divide and conquer: the mean of what no pass has dropped (Shejwalkar, Houmansadr, 2021).
+    """Divide and conquer: the mean of the vectors that no pass dropped (Shejwalkar, Houmansadr, 2021).
 
-    Each pass looks at ``coordinates`` of the d coordinates, drawn anew for each node and round, and drops the
-    f vectors farthest along the direction of largest variance. If fewer than m − 2f are left: the mean of the
-    m − 2f nearest to the coordinate-wise median.
+    Each pass uses ``coordinates`` of the d coordinates, drawn anew for each node and round, and drops the f
+    vectors farthest along the direction of largest variance. If fewer than m − 2f are left, the result is the
+    mean of the m − 2f nearest to the coordinate-wise median.
 
     >>> dnc(1)(np.array([[0.0], [1.0], [9.0]]))
     array([0.5])
     """
     if passes < 1 or coordinates < 1:
         raise ValueError(f"dnc needs passes and coordinates of at least 1, not {passes} and {coordinates}")
-    return DivideAndConquer("dnc", passes, coordinates, f=f, draws=True)
+    return DivideAndConquer("dnc", passes, coordinates, f=f, is_random=True)
 
 
 def _nearest_to_median(group: Group, k: int, buffer: Array) -> Integers:
-    """(h, k) the columns nearest to the coordinate-wise median, which is written to ``buffer`` (h, d)."""
-    return _first(group.to_origin(group.coordinatewise("median", 0, out=buffer)), k)
+    """(h, k) The columns nearest to the coordinate-wise median, which is written to ``buffer`` (h, d)."""
+    return _first(group.distances_to(group.coordinatewise("median", 0, out=buffer)), k)
 
 
 # --- step by step -------------------------------------------------------------------------------------------
@@ -338,11 +345,9 @@ def _nearest_to_median(group: Group, k: int, buffer: Array) -> Integers:
 
 @dataclass(frozen=True)
 class Iterated(Rule):
-    """z moves towards a weighted sum of the vectors, weights from the current distances ‖x_i − z‖,
-    a few times over.
+    """Move z step by step towards a weighted sum, with weights from the distances ‖x_i − z‖.
 
-    ``step(distances (h, m), group)`` gives the vectors' weights (h, m);
-    what they leave of 1 stays on z itself.
+    ``step(distances (h, m), group)`` returns the vectors' weights (h, m); the rest to 1 stays on z itself.
     """
 
     step: Callable[[Floats, Group], Floats]
@@ -363,7 +368,7 @@ class Iterated(Rule):
             group.combine(mine, z)
         moving = np.ones(len(mine), dtype=bool)
         for _ in range(self.iterations):
-            weights = self.step(np.sqrt(group.to_origin(z)), group)
+            weights = self.step(np.sqrt(group.distances_to(z)), group)
             keep = 1 - weights.sum(axis=1)
             keep[np.abs(keep) < 1e-15] = 0.0
             # A victim that has converged stays where it is, so that its result does not depend on the others.
@@ -383,11 +388,14 @@ class Iterated(Rule):
 def geometric_median(
     nu: float = 0.1, iterations: int = 3, tol: float | None = None, start: str = "zero", f: int | None = None
 ) -> Rule:
-    """Smoothed Weiszfeld iterations; a point near most vectors (Pillutla et al., 2022).
+    """Smoothed Weiszfeld iterations towards a point near most vectors (Pillutla et al., 2022).
 
-    By default truncated (three iterations from zero, ν absolute), a form for which no κ holds. With ``tol``
-    it runs to convergence (weights move by at most tol) with ν relative to the vectors' spread,
-    from the coordinate-wise median.
+    Args:
+        nu: the smoothing; absolute, or relative to the vectors' spread with ``tol``.
+        iterations: how many, without ``tol``. No κ holds for this truncated form.
+        tol: iterate until weights move by at most this, from the coordinate-wise median.
+        start: zero, own or median.
+        f: enters only κ and the check of m.
 
     >>> geometric_median(tol=1e-9)(np.array([[0.0], [1.0], [50.0]])).round(2)
     array([1.])
@@ -411,8 +419,13 @@ def geometric_median(
 def centered_clipping(
     center: Any = "own", iterations: int = 1, tau: float = 100.0, f: int | None = None
 ) -> Rule:
-    """Move the centre by the mean of the differences to it, each clipped to length τ (Karimireddy et al.,
-    2021).
+    """Move the centre by the mean of the clipped differences to it (Karimireddy et al., 2021).
+
+    Args:
+        center: own, zero or a vector.
+        iterations: how many moves.
+        tau: the length to which differences are clipped.
+        f: enters only the check of m.
 
     >>> centered_clipping("zero", iterations=1, tau=1.0)(np.array([[1.0], [0.5], [90.0]])).round(4)
     array([0.8333])

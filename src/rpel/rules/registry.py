@@ -1,90 +1,36 @@
-"""Rules by name, in chains (``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``),
-and own ones."""
+"""Rules by name and in chains: ``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial, reduce
+from functools import cache, partial
 from inspect import Parameter, signature
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from rpel import plugins
 from rpel.backend.arrays import empty, take
 from rpel.errors import nearest
-from rpel.rules import coordinatewise, graph, linear
-from rpel.rules.arrays import Array
+from rpel.rules import coordinatewise, graph, linear, mixing
 from rpel.rules.base import Group, Rule, Stage
-from rpel.rules.coordinatewise import Chain, PreAggregation
+from rpel.rules.inputs import Array
+from rpel.rules.mixing import chain
 
 GROUP = "rpel.rules"
 """The entry points under which packages register rules."""
 
 RULES: dict[str, Callable[..., Stage]] = {
-    "mean": linear.mean,
-    "median": coordinatewise.median,
-    "trimmed_mean": coordinatewise.trimmed_mean,
-    "krum": linear.krum,
-    "multi_krum": linear.multi_krum,
-    "geometric_median": linear.geometric_median,
-    "centered_clipping": linear.centered_clipping,
-    "mda": linear.mda,
-    "monna": linear.monna,
-    "meamed": coordinatewise.meamed,
-    "smea": linear.smea,
-    "caf": linear.caf,
-    "bulyan": coordinatewise.bulyan,
-    "aksel": linear.aksel,
-    "cge": linear.cge,
-    "dnc": linear.dnc,
-    "nnm": coordinatewise.nnm,
-    "bucketing": coordinatewise.bucketing,
-    "clipping": coordinatewise.clipping,
-    "arc": coordinatewise.arc,
-    "gossip": graph.gossip,
-    "cs_plus": graph.cs_plus,
-    "gts": graph.gts,
-    "gts_exact": graph.gts_exact,
-    "clipped_gossip_adaptive": graph.clipped_gossip_adaptive,
-    "clipped_gossip_oracle": graph.clipped_gossip_oracle,
-    "rtc": graph.rtc,
-    "ios": graph.ios,
-    "balance": graph.balance,
+    name: getattr(module, name)
+    for module in (linear, coordinatewise, mixing, graph)
+    for name in module.__all__
 }
-"""Every rule of the field by its name. A new one is a constructor and a row here."""
-
-
-def chain(*stages: Stage) -> Rule:
-    """Pre-aggregations, then one rule. A pre-aggregation alone stays what it is and returns all its rows.
-
-    >>> from rpel.rules import chain, nnm, trimmed_mean
-    >>> chain(nnm(7), trimmed_mean(7)).name
-    'nnm+trimmed_mean'
-    """
-    if not stages:
-        raise ValueError("chain needs at least one rule")
-    *before, last = stages
-    if not before:
-        return cast(Rule, last)
-    for stage in before:
-        if not isinstance(stage, PreAggregation):
-            raise ValueError(f"{stage.name} returns one vector, so it can only stand last in a chain")
-    if not isinstance(last, Rule) or last.on_graph:
-        raise ValueError(f"{last.name} cannot close a chain: it needs a rule that returns one vector from m")
-    return reduce(_before, reversed(cast(list[PreAggregation], before)), last)
-
-
-def _before(rule: Rule, first: PreAggregation) -> Rule:
-    f = max((s.f for s in (first, rule) if s.f is not None), default=None)
-    draws = first.draws or rule.draws
-    return Chain(f"{first.name}+{rule.name}", first, rule, f=f, pivot=rule.pivot, draws=draws)
+"""Every rule by name. A new one is a constructor, with its name in ``__all__`` of its module."""
 
 
 @dataclass(frozen=True)
 class FunctionRule(Rule):
-    """A function x (m, d) → (d,) as a rule, called for one victim after another;
-    it is given f if the rule has one.
+    """A function x (m, d) → (d,) as a rule, called for one victim after another.
 
     >>> FunctionRule("largest", lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
     array([3.])
@@ -94,120 +40,106 @@ class FunctionRule(Rule):
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def run(self, group: Group, out: Array | None = None) -> Array:
-        _say_slow(self.name)
+        """(h, d) Call the function with each victim's vectors, and with f if the rule has one."""
+        _warn_slow_once(self.name)
         given = self.parameters if self.f is None else self.parameters | {"f": group.f}
         result = empty(len(group.index), group.table) if out is None else out
         for i, rows in enumerate(group.index):
-            found = self.function(np.array(group.kernels.host(take(group.table, rows))), **given)
-            vector = np.asarray(None if isinstance(found, Stage) else found)
-            if vector.shape != (result.shape[1],):
-                what = f"{found.name}, a rule" if isinstance(found, Stage) else str(vector.shape)
-                raise ValueError(
-                    f"rule {self.name} must give a vector ({result.shape[1]},), not {what} "
-                    "(a function that makes a rule is given all it needs by keyword)"
-                )
-            result[i] = group.kernels.array(vector)
+            vector = self.function(np.array(group.kernels.host(take(group.table, rows))), **given)
+            if np.shape(vector) != (result.shape[1],):
+                what = f"the rule {vector.name}" if isinstance(vector, Stage) else str(np.shape(vector))
+                raise ValueError(f"rule {self.name} must return a vector ({result.shape[1]},), not {what}")
+            result[i] = group.kernels.array(np.asarray(vector))
         return result
 
 
 @cache
-def _say_slow(name: str) -> None:
-    """Said once for every rule."""
-    logging.getLogger("rpel").warning("rule %s is called for one node after another; a Rule is faster", name)
+def _warn_slow_once(name: str) -> None:
+    logging.getLogger("rpel").warning(
+        "rule %s is called for one node after another; a subclass of rpel.rules.Rule is faster", name
+    )
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a chain before it is made: the keywords it takes,
-    and those it may be given without taking them."""
+    """A part of a chain before it is made."""
 
     name: str
-    make: Callable[..., Any]
+    make: Callable[..., Stage]
     keywords: frozenset[str]
-    spare: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
 
 
 def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
-    """The rule, or the chain joined by +, of that name; each part takes the keywords it knows, f is shared.
+    """Return a rule by name, or the chain of rules joined by ``+``.
 
-    A part may also be ``module:object`` or a name that an installed package registers, and ``name`` an
-    object: a Rule or a PreAggregation (which is returned, for another f if one is given), or a callable. Of a
-    callable the call form decides: one to which the keywords given leave nothing open makes a rule; one that
-    lacks its first parameter, and no other, is a function of the vectors, ``f(x (m, d), f=…) -> (d,)``. To
-    leave nothing to decide, pass a :class:`FunctionRule`.
+    Each part takes the keywords that it knows; f is shared.
+
+    Args:
+        name: names of rules, of rules that installed packages register, or ``module:object``; or an object:
+            an instance or a subclass of `Rule` (or `PreAggregation`), or a function of the vectors
+            (m, d) → (d,), which receives f if it has such a parameter.
+        **parameters: keywords for the parts.
 
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True
     >>> rule(lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
     array([3.])
-    >>> rule(lambda f: rule("nnm+median", f=f), f=2).name
-    'nnm+median'
     """
-    named = name.split("+") if isinstance(name, str) else [name]
-    parts = [_part(one, parameters) for one in named]
-    for wrong in sorted(set(parameters).difference(*(part.keywords | part.spare for part in parts))):
-        choices = sorted({key for part in parts for key in part.keywords})
+    parts = [_part(one) for one in (name.split("+") if isinstance(name, str) else [name])]
+    known = frozenset({"f"}).union(*(part.keywords for part in parts))
+    for wrong in sorted(set(parameters) - known):
         whole = "+".join(part.name for part in parts)
-        raise ValueError(f"{whole} knows no parameter {wrong!r}; {nearest(wrong, choices)}")
-    return chain(*_made(parts, parameters))
+        raise ValueError(f"{whole} knows no parameter {wrong!r}; {nearest(wrong, known)}")
+    return chain(*(_make(part, parameters) for part in parts))
 
 
-def _made(parts: list[Part], parameters: dict[str, Any]) -> Iterator[Stage]:
-    for part in parts:
-        for key, taken in signature(part.make).parameters.items():
-            variable = taken.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-            if taken.default is Parameter.empty and not variable and key not in parameters:
-                raise ValueError(f"rule {part.name!r} needs its parameter {key!r}: give {key}=…")
-        try:
-            made = part.make(**{key: value for key, value in parameters.items() if key in part.keywords})
-        except TypeError as error:
-            raise ValueError(f"{part.name}: {error}") from None
-        if not isinstance(made, Stage):
-            raise ValueError(
-                f"rule {part.name} must make a Rule where nothing is left open, not {made!r}; "
-                "a function of the vectors has them as its first parameter, without a default"
-            )
-        yield made
+def _make(part: Part, parameters: dict[str, Any]) -> Stage:
+    for key in sorted(part.required - set(parameters)):
+        raise ValueError(f"rule {part.name!r} needs its parameter {key!r}: give {key}=…")
+    try:
+        return part.make(**{key: value for key, value in parameters.items() if key in part.keywords})
+    except TypeError as error:
+        raise ValueError(f"{part.name}: {error}") from None
 
 
-def _part(part: str | Stage | Callable[..., Any], given: Mapping[str, Any]) -> Part:
-    if isinstance(part, str):
-        if part in RULES:
-            return Part(part, RULES[part], frozenset(signature(RULES[part]).parameters))
-        return _user_part(part, plugins.find(GROUP, part, RULES), given)
-    plugins.check_callable(part, "rule")
-    return _user_part(part.name if isinstance(part, Stage) else plugins.place_of(part), part, given)
+def _part(one: str | Stage | Callable[..., Any]) -> Part:
+    if isinstance(one, str) and one in RULES:
+        return Part(one, RULES[one], *_keywords(RULES[one]))
+    thing: Any = plugins.find(GROUP, one, RULES) if isinstance(one, str) else one
+    if isinstance(thing, Stage):
+        name = one if isinstance(one, str) else thing.name
+        return Part(name, lambda f=None: thing if f is None else thing.with_f(f), frozenset({"f"}))
+    if isinstance(one, str) and not callable(thing):
+        raise ValueError(f"rule {one!r} is neither a Rule nor a function but {type(thing).__name__}")
+    plugins.check_callable(thing, "rule")
+    name = one if isinstance(one, str) else plugins.place_of(thing)
+    if thing in RULES.values():
+        return Part(name, thing, *_keywords(thing))
+    if isinstance(thing, type) and issubclass(thing, Stage):
+        make: Callable[..., Stage] = partial(thing, name)
+        return Part(name, make, *_keywords(make))
+
+    takes = list(signature(thing).parameters.values())
+    if not takes or takes[0].kind is Parameter.KEYWORD_ONLY:
+        raise ValueError(f"rule {name} must be a Rule or a function of the vectors, f(x), not {name}()")
+
+    def function_rule(f: int | None = None, **more: Any) -> Rule:
+        return FunctionRule(name, thing, more, f=f)
+
+    return Part(name, function_rule, *_keywords(thing, skip=1))  # the first parameter is the vectors
 
 
-def _user_part(name: str, given_rule: Any, given: Mapping[str, Any]) -> Part:
-    """Something user-supplied, by what it is or how it can be called; see :func:`rule`."""
-    if isinstance(given_rule, Stage):
-        return Part(name, lambda f=None: given_rule if f is None else given_rule.with_f(f), frozenset({"f"}))
-    if not callable(given_rule):
-        raise ValueError(f"rule {name!r} is neither a Rule nor a function but {type(given_rule).__name__}")
-    if isinstance(given_rule, type) and issubclass(given_rule, Stage):
-        given_rule = partial(given_rule, name)  # a class of rules; what it takes beside its name are keywords
-    takes = list(signature(given_rule).parameters.values())
-    fixed = [p for p in takes if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-    keywords = frozenset(p.name for p in fixed)
-    open_ = [p for p in fixed if p.default is Parameter.empty and p.name not in given]
-    if not open_ or isinstance(given_rule, type | partial):
-        return Part(name, given_rule, keywords)
-    first = open_[0]
-    if first is not takes[0] or first.kind is Parameter.KEYWORD_ONLY:
-        raise ValueError(f"rule {name} needs its parameter {first.name!r}")
-    if len(open_) > 1:
-        rest = ", ".join(repr(p.name) for p in open_[1:])
-        raise ValueError(f"rule {name} needs more than the vectors {first.name!r}: give {rest}")
-
-    def make(f: int | None = None, **more: Any) -> Rule:
-        return FunctionRule(name, given_rule, more, f=f)
-
-    return Part(name, make, keywords - {first.name}, spare=frozenset({"f"}))
+def _keywords(function: Callable[..., Any], skip: int = 0) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of a function's parameters, and of those without a default."""
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    named = [p for p in signature(function).parameters.values() if p.kind not in variable][skip:]
+    required = (p.name for p in named if p.default is Parameter.empty)
+    return frozenset(p.name for p in named), frozenset(required)
 
 
 def built_in(name: str) -> bool:
-    """Whether every part of a chain is one of the library's own rules.
+    """Say whether every part of a chain is one of the library's own rules.
 
     >>> built_in("nnm+trimmed_mean"), built_in("nnm+my.module:rule")
     (True, False)
@@ -216,7 +148,7 @@ def built_in(name: str) -> bool:
 
 
 def about() -> list[tuple[str, str]]:
-    """Every rule by name with one line on it, those of installed packages included.
+    """Return every rule by name with one line about it, those of installed packages included.
 
     >>> dict(about())["median"]
     'Per coordinate, the middle value (Yin et al., 2018). f enters only κ and the check of m.'

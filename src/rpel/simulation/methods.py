@@ -225,9 +225,9 @@ def _no_minority(spec: Spec, plan: planning.Plan) -> str:
 
 def _check_rule(name: str, plan: planning.Plan) -> None:
     found = rule_by_name(name, f=plan.b_hat)
-    if found.unsuited:
-        raise ValueError(f"rule {name!r} {found.unsuited}")
-    least = found.least(plan.b_hat)
+    if found.pull_error:
+        raise ValueError(f"rule {name!r} {found.pull_error}")
+    least = found.min_vectors(plan.b_hat)
     if plan.models < least:
         raise ValueError(
             f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}"

@@ -214,7 +214,7 @@ class Membership(StrictRecord):
     @cached_property
     def enough(self) -> int:
         """How many answers a round needs to aggregate: 2 b̂, or more if the rule needs more."""
-        return max(2 * self.b_hat, rules.rule(self.rule, f=self.b_hat).least(self.b_hat) - 1)
+        return max(2 * self.b_hat, rules.rule(self.rule, f=self.b_hat).min_vectors(self.b_hat) - 1)
 
     def index(self, id: str) -> int:
         """Return the number of the member with this id."""
@@ -283,7 +283,7 @@ class Membership(StrictRecord):
                 yield f"hyperparameters_sha256 {given} is not that of the table, {right}"
         if not built_in(self.rule):  # a file from others never makes a peer import code
             yield f"rule {self.rule!r} is not one of the library's: {nearest(self.rule, rules.RULES)}"
-        if rules.rule(self.rule, f=self.b_hat).unsuited:
+        if rules.rule(self.rule, f=self.b_hat).pull_error:
             yield f"rule {self.rule!r} cannot aggregate pulled models: choose for example {ROBUST_RULE!r}"
         if self.enough > self.pull:
             yield (

@@ -41,10 +41,10 @@ from typing import Any, NewType
 import numpy as np
 
 from rpel.backend.base import backend
-from rpel.learning import NesterovOuter, aggregate
+from rpel.learning import NesterovOuter
 from rpel.peer.core.clock import ClockError, RoundClock
 from rpel.randomness import stream
-from rpel.rules import Rule, rule
+from rpel.rules import Rule, aggregate_or_keep, rule
 from rpel.types import ROBUST_RULE, Aggregated, Floats, Models, Outcome, PullResult, Received
 
 Sampler = Callable[[int, int, int, int], tuple[int, ...]]
@@ -518,7 +518,7 @@ def _answers(
     ordinary = trusted and not without_own
     rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
     rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
-    z, done = aggregate(pulled.table[:1], rows, rule)  # the simulator's own, for a cohort of one
+    z, done = aggregate_or_keep(pulled.table[:1], rows, rule)  # a cohort of one
     if done.degraded[0]:
         return ended
     if not ordinary:
@@ -597,7 +597,7 @@ def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
     """
     f = rule.f or 0
     for left_out in range(f + 1):
-        least = max(1, rule.least(f) - left_out)
+        least = max(1, rule.min_vectors(f) - left_out)
         yield from ((m, f - left_out) for m in range(least, pull + 2 - left_out))
 
 

@@ -46,7 +46,7 @@ def test_late_peers_that_do_not_fit_are_refused_with_the_largest_number() -> Non
 
 
 def test_rule_that_would_stall_is_refused() -> None:
-    assert rule("bulyan", f=2).least(2) > 5
+    assert rule("bulyan", f=2).min_vectors(2) > 5
     with pytest.raises(ValueError, match=r"'bulyan'.*10"):
         draft(stall_proof(nodes=40, byzantine=2, rounds=9), run="x", epoch=1e9, rule="bulyan", **HASHES)
 

@@ -1,7 +1,8 @@
-"""Arrays of any kind: which kernels take them, how they get there and back, where a result is delivered.
+"""Inputs and results of rules: NumPy arrays, torch tensors, and lists of arrays, tensors or state_dicts.
 
-NumPy arrays, torch tensors, and lists of arrays, of tensors or of state_dicts. Whole numbers in a state_dict
-(BatchNorm's count of batches) are no part of the vectors: the result has the first one's.
+Tensors in main memory are lent to the numba backend without a copy; half precision is computed in float32.
+Integers in a state_dict (BatchNorm's count of batches) are no part of the vectors: the result has the first
+item's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,54 +16,45 @@ from rpel.backend.base import Backend, backend
 from rpel.types import Integers
 
 Array = Any
-"""A NumPy array or a torch tensor; kernels of the right kind are chosen by :func:`kernels_for`."""
+"""A NumPy array or a torch tensor."""
 
 
 def is_numeric(x: Array) -> bool:
-    """Whether an array or a tensor holds whole numbers or floats."""
+    """Say whether an array or a tensor holds integers or floats."""
     if is_tensor(x):
         return not x.is_complex() and str(x.dtype) != "torch.bool"
     return bool(x.dtype.kind in "fiu")
 
 
 def kernels_for(table: Array) -> Backend:
-    """Compiled kernels for NumPy arrays, torch's for tensors (those left on another device)."""
+    """Return numba for NumPy arrays, and torch for tensors, which are on another device."""
     return backend("torch", str(table.device)) if is_tensor(table) else backend("numba")
 
 
-def to_kernels(x: Array, name: str) -> tuple[Array, Any]:
-    """The array in a form the kernels take, and the way back to the caller's kind and dtype.
-
-    Tensors in main memory are lent to the compiled kernels without a copy;
-    half precision is computed in float32.
-    """
-    if is_tensor(x):
-        return _from_torch(x, name)
-    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
-        kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise ValueError(f"{name} needs an array of floats, not {kind}")
-    dtype = x.dtype
-    wide = np.ascontiguousarray(x, dtype=np.float64 if dtype.itemsize >= 8 else np.float32)
-    return wide, lambda result: result.astype(dtype, copy=False)
-
-
-def _from_torch(x: Array, name: str) -> tuple[Array, Any]:
-    import torch
-
+def to_kernels(x: Array, name: str) -> Array:
+    """Return x as the kernels take it: contiguous float32 or float64, a tensor only on another device."""
+    if not is_tensor(x):
+        if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+            kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+            raise ValueError(f"{name} needs an array of floats, not {kind}")
+        return np.ascontiguousarray(x, dtype=np.float64 if x.dtype.itemsize >= 8 else np.float32)
     if not x.is_floating_point():
         raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
-    dtype, wide = (
-        x.dtype,
-        x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32).contiguous(),
-    )
-    if wide.device.type == "cpu":
-        return wide.numpy(), lambda result: torch.from_numpy(result).to(dtype)
-    return wide, lambda result: result.to(dtype)
+    single = x.detach() if x.element_size() >= 4 else x.detach().float()
+    return single.contiguous().numpy() if x.device.type == "cpu" else single.contiguous()
+
+
+def from_kernels(result: Array, like: Array) -> Array:
+    """Return a result of the kernels in the kind and dtype of ``like``."""
+    if not is_tensor(like):
+        return result.astype(like.dtype, copy=False)
+    import torch
+
+    return (result if is_tensor(result) else torch.from_numpy(result)).to(like.dtype)
 
 
 def writable(out: Array | None) -> Array | None:
-    """``out`` as the kernels can write to it: its memory as an array; None where they cannot,
-    or nothing is given."""
+    """Return ``out`` as the kernels can write to it; None if they cannot, or if there is none."""
     if out is None or (is_tensor(out) and out.device.type != "cpu"):
         return out
     if out.dtype.itemsize < 4:
@@ -70,25 +62,22 @@ def writable(out: Array | None) -> Array | None:
     return out.detach().numpy() if is_tensor(out) else out
 
 
-def delivered(
-    result: Array, out: Array | None, buffer: Array | None, back: Callable[[Array], Array]
-) -> Array:
-    """A result that was computed into ``buffer``, or not, as the caller wants it: in ``out``,
-    or as a new array."""
+def deliver(result: Array, out: Array | None, buffer: Array | None, like: Array) -> Array:
+    """Return a result as the caller wants it: in ``out``, or as a new array of the kind of ``like``."""
     if out is None:
-        return back(result)
-    if buffer is None:
-        out[...] = back(result)
+        return from_kernels(result, like)
+    if buffer is None:  # the kernels could not write to it
+        out[...] = from_kernels(result, out)
     return out
 
 
 def host(x: Array) -> Any:
-    """A small result of the kernels as a NumPy array."""
+    """Return a small result of the kernels as a NumPy array."""
     return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
 
 
 def as_table(x: Array, name: str) -> tuple[Array, Integers]:
-    """An array (…, m, d) as a table of all its rows (h·m, d) and the index (h, m) of who has which.
+    """Turn x (…, m, d) into a table of all its rows (h·m, d) and the index (h, m) of each victim's rows.
 
     >>> table, index = as_table(np.zeros((2, 3, 5)), "mean")
     >>> table.shape, index.tolist()
@@ -102,7 +91,7 @@ def as_table(x: Array, name: str) -> tuple[Array, Integers]:
 
 
 def check_index(name: str, table: Array, index: Array) -> Integers:
-    """The index as int64 (h, m); −1 only at the tail, every other entry a row of the table."""
+    """Return the index as int64 (h, m): −1 only at the tail, every other entry a row of the table."""
     rows = host(index)
     if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
         raise ValueError(
@@ -113,7 +102,9 @@ def check_index(name: str, table: Array, index: Array) -> Integers:
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     if rows.size and (rows.max() >= len(table) or rows.min() < -1):
         last = len(table) - 1
-        raise ValueError(f"{name}: index entries lie between −1 and {last}, not {rows.min()} to {rows.max()}")
+        raise ValueError(
+            f"{name}: index entries must lie between −1 and {last}, not {rows.min()} to {rows.max()}"
+        )
     absent = rows < 0
     if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
         raise ValueError(
@@ -125,11 +116,11 @@ def check_index(name: str, table: Array, index: Array) -> Integers:
 # --- lists of arrays, tensors or state_dicts ----------------------------------------------------------------
 
 
-def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any]]:
-    """(m, d) what the m items hold, and the way back from a vector (d,) to such an item.
+def stack(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any]]:
+    """Stack m items to (m, d), and return with them the function from a vector (d,) to such an item.
 
-    >>> x, back = stacked([{"w": np.ones((2, 2))}, {"w": np.zeros((2, 2))}], "mean")
-    >>> x.shape, back(x[0])["w"].shape
+    >>> x, restore = stack([{"w": np.ones((2, 2))}, {"w": np.zeros((2, 2))}], "mean")
+    >>> x.shape, restore(x[0])["w"].shape
     ((2, 4), (2, 2))
     """
     if not items:
@@ -142,30 +133,26 @@ def stacked(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], A
     if not floats:
         raise ValueError(f"{name} needs items with floats in them")
 
-    def back(vector: Array) -> Any:
+    def restore(vector: Array) -> Any:
         start, parts = 0, dict(rows[0])
         for key in floats:
-            shape, leaf = shapes[0][key], rows[0][key]
-            part = vector[start : start + prod(shape)].reshape(shape)
-            parts[key] = part.to(leaf.dtype) if is_tensor(leaf) else part.astype(leaf.dtype)
-            start += prod(shape)
-        return _rebuilt(items[0], parts)
+            size = prod(shapes[0][key])
+            parts[key] = from_kernels(vector[start : start + size].reshape(shapes[0][key]), rows[0][key])
+            start += size
+        first = items[0]
+        if isinstance(first, Mapping):
+            made = type(first)()
+            made.update(parts)  # type: ignore[attr-defined]
+            return made
+        return type(first)(parts.values()) if isinstance(first, list | tuple) else parts[None]
 
-    return _table([[row[key] for key in floats] for row in rows]), back
+    return _flatten([[row[key] for key in floats] for row in rows]), restore
 
 
 def _leaves(item: Any) -> dict[Any, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     return dict(enumerate(item)) if isinstance(item, list | tuple) else {None: item}
-
-
-def _rebuilt(first: Any, parts: dict[Any, Any]) -> Any:
-    if isinstance(first, Mapping):
-        made = type(first)()
-        made.update(parts)  # type: ignore[attr-defined]
-        return made
-    return type(first)(parts.values()) if isinstance(first, list | tuple) else parts[None]
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -178,7 +165,8 @@ def _is_floating(leaf: Any) -> bool:
     return bool(leaf.dtype.kind == "f")
 
 
-def _table(rows: list[list[Any]]) -> Array:
+def _flatten(rows: list[list[Any]]) -> Array:
+    """(m, d) Concatenate the leaves of each row."""
     if not is_tensor(rows[0][0]):
         return np.stack([np.concatenate([leaf.reshape(-1) for leaf in row]) for row in rows])
     import torch

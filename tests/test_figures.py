@@ -65,7 +65,7 @@ def test_every_run_is_valid_at_every_size() -> None:
 
 
 def test_full_scale_panels_have_the_papers_sizes() -> None:
-    """Sizes, seeds and schedules of docs/reference.md, section 6; and the very runs of the presets."""
+    """Sizes, seeds and schedules of docs/reference/definitions.md, section 6, and the runs of the presets."""
     seeds = {"mnist": 2, "cifar10": 3, "femnist": 2}
     sizes = {
         "mnist": (200, 25, 0.9, 1e-4),

@@ -114,7 +114,10 @@ def test_paper_page_matches_its_data(path: Path) -> None:
 def test_every_paper_figure_has_a_verdict_and_valid_links() -> None:
     page = tool.PAGE.read_text("utf-8")
     verdicts = page.partition("| figure | the paper says |")[2].partition("\n\n")[0]
-    named = {int(first) for first in re.findall(r"^\| (\d+)(?: [^|]*)? \|", verdicts, re.MULTILINE)}
+    named = set[int]()
+    for first in re.findall(r"^\| (\d[\d, to]*) ", verdicts, re.MULTILINE):
+        numbers = [int(number) for number in re.findall(r"\d+", first)]
+        named |= set(range(numbers[0], numbers[-1] + 1)) if "to" in first else set(numbers)
     assert named == set(range(1, 22))
     for link in re.findall(r"\]\(([^)]+)\)", page):
         assert (tool.PAGE.parent / link).exists(), link

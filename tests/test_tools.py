@@ -65,7 +65,7 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
         pytest.param("arena_results", "results/arena.md", marks=pytest.mark.full),
         pytest.param("federations_results", "results/federations.md", marks=pytest.mark.full),
         ("privacy_results", "results/privacy.md"),
-        ("exchange_results", "results/asynchrony.md results/wire.md"),
+        ("exchange_results", "results/exchange.md"),
     ],
 )
 def test_results_page_tables_match_the_archived_runs(tool: str, pages: str, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_size_tool_prints_a_budget_for_every_part(capsys: pytest.CaptureFixture[
 
 
 def test_definitions_compute_what_they_say() -> None:
-    outcome = doctest.testfile(str(ROOT / "docs" / "reference.md"), module_relative=False)
+    outcome = doctest.testfile(str(ROOT / "docs" / "reference" / "definitions.md"), module_relative=False)
     assert outcome.attempted >= 4
     assert outcome.failed == 0
 

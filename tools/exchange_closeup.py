@@ -1,4 +1,4 @@
-"""A look inside a run of docs/results/wire.md: python tools/exchange_closeup.py DATA.
+"""A look inside a run of docs/results/exchange.md: python tools/exchange_closeup.py DATA.
 
 Under min_sum, the root mean square distance of two honest half-steps, as they are and as they arrive.
 """

@@ -1,4 +1,4 @@
-"""The runs, tables and figures of docs/results/asynchrony.md and wire.md, in two steps.
+"""The runs, tables and figures of docs/results/exchange.md, in two steps.
 
     python tools/exchange_results.py run --data-dir DATA --out RUNS \
         [--part NAME …] [--seeds 0 1 2] [--threads N]
@@ -30,7 +30,7 @@ from rpel.wire import Wire
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "exchange"
-PAGES = ("asynchrony", "wire")
+PAGES = ("exchange",)
 MARK = re.compile(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Fields = dict[str, Any]

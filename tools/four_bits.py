@@ -1,4 +1,4 @@
-"""Models in four bits a number, which rpel does not offer: docs/results/wire.md says why.
+"""Models in four bits a number, which rpel does not offer: docs/results/exchange.md says why.
 
 Rounded to nearest, rounded at random, with the sender's error fed back, in blocks of 32, and modulo theta,
 decoded beside the receiver's own model (Lu and De Sa, "Moniqua", ICML 2020): a liar is then never further

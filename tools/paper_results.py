@@ -1,4 +1,4 @@
-"""The numbers of docs/results/paper.md, paper-provenance.md, mnist.md and baselines.md:
+"""The numbers of docs/results/paper.md and baselines.md:
 python tools/paper_results.py [FOLDER…].
 
 A FOLDER is one that rpel reproduce wrote, or one with run folders of a preset. Takes CSVs, pictures and what
@@ -29,7 +29,7 @@ from rpel.text import count
 from rpel.theory import reduction
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "paper.md"
-PAGES = (PAGE, *(PAGE.with_stem(name) for name in ("paper-provenance", "mnist", "baselines")))
+PAGES = (PAGE, *(PAGE.with_stem(name) for name in ("baselines",)))
 MARK = re.compile(r"(<!-- (\w+)((?: [\w.-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN_PULLS = (10, 20, 30, 40, 50)
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""docs/howto.md, "Train my own task with real peers": run as it stands there,
+"""docs/bring_your_own.md, "Train my own task with real peers": run as it stands there,
 it exports what was trained."""
 
 import os
@@ -24,7 +24,9 @@ SECTION = "## Train my own task with real peers"
 
 def cells() -> list[str]:
     """The blocks of the section that the site executes, in order."""
-    section = (ROOT / "docs" / "howto.md").read_text("utf-8").partition(SECTION)[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "bring_your_own.md").read_text("utf-8").partition(SECTION)[2].partition("\n## ")[0]
+    )
     return re.findall(r"^```\{code-cell\}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
@@ -52,7 +54,7 @@ def execute(cell: str, names: dict[str, Any]) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
     else:
-        exec(compile(cell, "howto.md", "exec"), names)
+        exec(compile(cell, "bring_your_own.md", "exec"), names)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from rpel import plan
 from rpel.planning import max_byzantine_cdf
 from rpel.planning.paper import lemma_effective_byzantine, lemma_noptlog
 
-# docs/reference.md, section 2.
+# docs/reference/definitions.md, section 2.
 TABLE = [
     (100, 10, 15, 200, {6: ".479579", 7: ".973938", 8: ".999511"}),
     (100_000, 10_000, 30, 200, {13: ".004264", 14: ".529395", 15: ".936818", 16: ".994125", 17: ".999533"}),

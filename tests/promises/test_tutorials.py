@@ -12,37 +12,42 @@ from support.commands import rpel
 from support.paths import ROOT
 
 
-def cells(page: str) -> list[str]:
-    """The blocks of Python of a tutorial, in order."""
-    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text("utf-8")
+def read(page: str) -> str:
+    """Return the text of a page."""
+    return (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+
+
+def cells(text: str) -> list[str]:
+    """Return the blocks of Python of a text, in order."""
     return re.findall(r"^```(?:\{code-cell\}|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_five_networks_of_ten_lines_each_train_as_the_tutorial_has_them() -> None:
-    actual, names = cells("any_network"), dict[str, Any]()
+def test_five_networks_of_ten_lines_each_train_as_the_page_has_them() -> None:
+    section = read("bring_your_own").partition("## Five networks")[2].partition("\n## ")[0]
+    actual, names = cells(section), dict[str, Any]()
     assert len(actual) == 5
     for cell in actual:
         statements = [line for line in cell.splitlines() if line]
         assert len(statements) <= 10
         torch.manual_seed(0)
-        exec(compile(cell, "any_network.md", "exec"), names)
+        exec(compile(cell, "bring_your_own.md", "exec"), names)
         result = names["result"]
         worst = result.accuracy_worst if result.more_is_better else 1 - result.final["metric.error_worst"]
         assert worst > 0.85, cell
 
 
-FASTER = {"heart": {"rounds": "3"}, "reviews": {"rounds": "1", "local-steps": "1"}}
-FASTER |= {"writers": {"rounds": "1", "local-steps": "1", "nodes": "12", "byzantine": "2"}}
+FASTER = {"heart-4": {"rounds": "3"}, "reviews-16": {"rounds": "1", "local-steps": "1"}}
+FASTER |= {"femnist-writers": {"rounds": "1", "local-steps": "1", "nodes": "12", "byzantine": "2"}}
 FASTER |= {"shakespeare": {"rounds": "1", "local-steps": "1", "eval-size": "2"}}
-"""What makes a page's runs short; its words and its Python stay."""
+"""What makes the runs of a federation short."""
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "page", [page if page == "heart" else pytest.param(page, marks=pytest.mark.full) for page in FASTER]
+    "preset", [name if name == "heart-4" else pytest.param(name, marks=pytest.mark.full) for name in FASTER]
 )
-def test_commands_and_the_python_of_a_federation_s_tutorial_run(
-    page: str,
+def test_commands_and_python_for_data_with_real_owners_run(
+    preset: str,
     shared_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -50,16 +55,15 @@ def test_commands_and_the_python_of_a_federation_s_tutorial_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RPEL_DATA", str(shared_data))
-    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text("utf-8")
-    runs = [shlex.split(line, comments=True) for line in re.findall(r"^rpel (run .*)$", text, re.MULTILINE)]
+    section = read("bring_your_own").partition("## Data with real owners\n")[2].partition("\n## ")[0]
+    runs = [
+        shlex.split(line, comments=True) for line in re.findall(rf"^rpel (run {preset} .*)$", section, re.M)
+    ]
     assert runs
+    shorter = [word for key, value in FASTER[preset].items() for word in (f"--{key}", value)]
     for run in runs:
-        rpel(
-            *run,
-            *(word for key, value in FASTER[page].items() for word in (f"--{key}", value)),
-            capsys=capsys,
-        )
+        rpel(*run, *shorter, capsys=capsys)
     capsys.readouterr()
-    for cell in cells(page):
-        exec(compile(cell, f"{page}.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) >= 1
+    for cell in cells(section):
+        exec(compile(cell, "bring_your_own.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == len(runs)

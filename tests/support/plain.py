@@ -1,6 +1,6 @@
-"""What a run must come out as: Algorithm 1 in float64, node by node, written from docs/reference.md alone.
+"""Compute what a run must give: Algorithm 1 in float64, node by node.
 
-Every honest node holds one example, so its batches are known. Nothing of rpel is used but its random numbers,
+Written from docs/reference/definitions.md alone. Every honest node holds one example, so its batches are known. Nothing of rpel is used but its random numbers,
 which are part of what a run promises, and the rule and the searching attack by name where a case is not about
 them.
 """

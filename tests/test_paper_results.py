@@ -119,7 +119,7 @@ def test_every_paper_figure_has_a_verdict_and_valid_links() -> None:
         numbers = [int(number) for number in re.findall(r"\d+", first)]
         named |= set(range(numbers[0], numbers[-1] + 1)) if "to" in first else set(numbers)
     assert named == set(range(1, 22))
-    for link in re.findall(r"\]\(([^)]+)\)", page):
+    for link in re.findall(r"\]\(([^)#]+)", page):
         assert (tool.PAGE.parent / link).exists(), link
 
 

@@ -1,8 +1,8 @@
 """Compute what a run must give: Algorithm 1 in float64, node by node.
 
-Written from docs/reference/definitions.md alone. Every honest node holds one example, so its batches are known.
-Nothing of rpel is used but its random numbers, which are part of what a run promises, and the rule and the
-searching attack by name where a case is not about them.
+Written from docs/reference/definitions.md alone. Every honest node holds one example, so its batches are
+known. Nothing of rpel is used but its random numbers, which are part of what a run promises, and the rule and
+the searching attack by name where a case is not about them.
 """
 
 from collections.abc import Sequence

@@ -194,7 +194,7 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
     degree = graph.adjacency.sum(axis=1)
     w = graph.adjacency / (1.0 + np.maximum(degree[:, None], degree[None, :]))
     np.fill_diagonal(w, 1.0 - w.sum(axis=1))
-    np.testing.assert_array_equal(graph.weights, w)
+    np.testing.assert_allclose(graph.weights, w, rtol=0, atol=1e-15)
     hostile = np.zeros(nodes, dtype=bool)
     for _ in range(nodes // 4):
         hostile[np.argmax(np.where(hostile, -1, (graph.adjacency & ~hostile[None, :]).sum(axis=1)))] = True

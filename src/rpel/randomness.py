@@ -1,18 +1,16 @@
 """The only source of randomness: every random number comes from (seed, purpose, round, node).
 
-Laws: equal coordinates give equal numbers whatever was drawn before, so any round replays alone and a resumed
-run draws what it would have drawn; different coordinates never share a number, because the purpose chooses
-the key of a counter-based generator (Philox) and round and node its counter. What is drawn for many nodes at
-once is, node by node, what each would have drawn alone.
+Invariants:
 
-numba is imported when many nodes are first drawn together, not before: who only plans does not wait for it.
+1. Equal coordinates give equal numbers, whatever was drawn before. Any round can be replayed alone, and a
+   resumed run draws what it would have drawn.
+2. Different coordinates never share a number: the purpose chooses the key of a counter-based generator
+   (Philox), and round and node its counter.
+3. Numbers drawn for many nodes at once are, node by node, what each node would have drawn alone.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -21,15 +19,20 @@ from numpy.typing import NDArray
 Purpose = str | tuple[str, int]
 """What the numbers are for; a purpose may carry a number, as in ("batch", 2) for local step 2."""
 
+BLOCK = 1 << 14  # counters at a time: their temporaries stay in the second-level cache
+MULTIPLIERS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
+KEY_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-def key(seed: int, purpose: Purpose) -> np.ndarray:
-    """The generator's key, two unsigned 64-bit words: a hash of seed and purpose."""
+
+def key(seed: int, purpose: Purpose) -> NDArray[np.uint64]:
+    """Return the generator's key, two unsigned 64-bit words: a hash of seed and purpose."""
     digest = hashlib.sha256(json.dumps([seed, purpose]).encode()).digest()
     return np.frombuffer(digest[:16], dtype="<u8")
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, node: int = 0) -> Generator:
-    """The generator of these coordinates, at its beginning.
+    """Return the generator of these coordinates, at its beginning.
 
     >>> a, b = stream(0, "pull", round=3, node=7), stream(0, "pull", round=3, node=7)
     >>> bool((a.random(5) == b.random(5)).all())
@@ -38,148 +41,96 @@ def stream(seed: int, purpose: Purpose, round: int = 0, node: int = 0) -> Genera
     return Generator(Philox(key=key(seed, purpose), counter=[0, 0, node, round]))
 
 
-_FEW = 100  # nodes for which one generator, set to each, costs less in a few hundred rounds than compiling
-
-
 def draws(seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) for many nodes: row r equals
-    ``stream(seed, purpose, round, ids[r]).random(size)``.
+    """(h, size) Draw uniform numbers in [0, 1) for many nodes.
+
+    Row r equals ``stream(seed, purpose, round, ids[r]).random(size)``.
 
     >>> many = draws(0, "pull", 3, np.arange(100), 5)
     >>> bool((many[7] == stream(0, "pull", round=3, node=7).random(5)).all())
     True
     """
-    nodes = _checked(ids)
+    nodes = _check_ids(ids)
     out = np.empty((len(nodes), size))
-    if len(nodes) <= _FEW:
-        coins = stream(seed, purpose, round)
-        state = coins.bit_generator.state
-        for row, node in zip(out, nodes, strict=True):
-            state["state"]["counter"][2] = node
-            coins.bit_generator.state = state
-            coins.random(out=row)
-    else:
-        _compiled(_fill)(*key(seed, purpose), np.uint64(round), nodes, out)
+    rows = max(1, BLOCK // max(1, size // 4))
+    for start in range(0, len(nodes), rows):
+        block = slice(start, start + rows)
+        out[block] = _philox(key(seed, purpose), round, nodes[block].astype(np.uint64), size)
     return out
 
 
 def sample_without_replacement(
     seed: int, purpose: Purpose, round: int, ids: NDArray[np.int64], population: int, size: int
 ) -> NDArray[np.int64]:
-    """For each node of ids (h,): ``size`` different others of 0 … population − 1, every set equally likely;
-    (h, size).
+    """(h, size) Draw different others of 0 … population − 1 for each node, every set equally likely.
 
-    The order within a row means nothing. A row depends on its own coordinates alone.
+    The order within a row has no meaning. A row depends on its own coordinates alone.
+
+    Args:
+        seed: the seed of the run.
+        purpose: what the numbers are for.
+        round: the round.
+        ids: (h,) the nodes, which do not draw themselves.
+        population: how many nodes there are.
+        size: how many others each node draws.
 
     >>> sample_without_replacement(0, "pull", 3, np.array([1]), population=4, size=3)
     array([[0, 2, 3]])
     """
-    nodes = _checked(ids)
+    nodes = _check_ids(ids)
     if len(nodes) and nodes.max() >= population:
         raise ValueError(f"node {nodes.max()} is not among 0 … {population - 1}")
     if not 0 <= size < population:
-        raise ValueError(f"{size} others cannot be drawn from a population of {population}")
+        raise ValueError(f"cannot draw {size} others from a population of {population}")
     if size == population - 1:
         others = np.arange(size, dtype=np.int64)
-        return others + (others >= nodes.astype(np.int64)[:, None])
+        return others + (others >= nodes[:, None])
     chosen = np.empty((len(nodes), size), np.int64)
-    if len(nodes) <= _FEW:
-        _choose_few(draws(seed, purpose, round, ids, size), nodes.astype(np.int64), population, chosen)
-    else:
-        _choose_in_blocks(seed, purpose, round, nodes.astype(np.int64), population, chosen)
+    rows = max(1, BLOCK // max(1, size))
+    for start in range(0, len(nodes), rows):
+        block = slice(start, start + rows)
+        uniform = draws(seed, purpose, round, nodes[block], size)
+        chosen[block] = _choose(uniform, nodes[block], population - 1)
     return chosen
 
 
-def _choose_in_blocks(
-    seed: int,
-    purpose: Purpose,
-    round: int,
-    nodes: NDArray[np.int64],
-    population: int,
-    chosen: NDArray[np.int64],
-) -> None:
-    """Rows by blocks, on all threads: the uniform numbers of a block are all that is ever there beside the
-    result."""
-    from rpel.backend import pool
-
-    choose, _ = _compiled(_choose), _compiled(_fill)  # before any thread wants them
-    step = max(1 << 13, population // 16)
-
-    def work(begin: int, end: int) -> None:
-        for first in range(begin * step, min(end * step, len(nodes)), step):
-            part = slice(first, first + step)
-            uniform = draws(seed, purpose, round, nodes[part], chosen.shape[1])
-            choose(uniform, nodes[part], np.full(population, -1, np.int64), chosen[part])
-
-    pool.run(work, -(-len(nodes) // step))
-
-
-def _checked(ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _check_ids(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     nodes = np.asarray(ids)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or (len(nodes) and nodes.min() < 0):
-        raise ValueError("ids must be a vector of whole numbers from 0 on")
-    return nodes.astype(np.uint64)
+        raise ValueError("ids must be a vector of integers, 0 or more")
+    return nodes.astype(np.int64)
 
 
-def _choose(uniform: Any, nodes: Any, owner: Any, chosen: Any) -> None:
-    """Floyd's algorithm on the others, numbered 0 … n − 2: each draw has one value more,
-    and is that one if taken.
-
-    owner (n,) holds, for each value, the row that took it last.
-    """
-    others, size = len(owner) - 1, uniform.shape[1]
-    for r in range(len(nodes)):
-        for c in range(size):
-            last = others - size + c
-            value = min(int(uniform[r, c] * (last + 1)), last)
-            if owner[value] == r:
-                value = last
-            owner[value] = r
-            chosen[r, c] = value + (value >= nodes[r])
+def _choose(uniform: NDArray[np.float64], nodes: NDArray[np.int64], others: int) -> NDArray[np.int64]:
+    """Apply Floyd's algorithm: draw from one value more each time, and take that one if the draw is taken."""
+    chosen = np.empty(uniform.shape[::-1], np.int64)
+    for c, column in enumerate(uniform.T):
+        last = others - len(chosen) + c
+        value = np.minimum((column * (last + 1)).astype(np.int64), last)
+        taken = (chosen[:c] == value).any(axis=0)
+        chosen[c] = np.where(taken, last, value)
+    return np.asarray((chosen + (chosen >= nodes)).T)
 
 
-def _choose_few(
-    uniform: NDArray[np.float64], nodes: NDArray[np.int64], population: int, chosen: NDArray[np.int64]
-) -> None:
-    """The same in NumPy, all rows at once."""
-    others, size = population - 1, uniform.shape[1]
-    for c in range(size):
-        last = others - size + c
-        value = np.minimum((uniform[:, c] * (last + 1)).astype(np.int64), last)
-        taken = (chosen[:, :c] == value[:, None]).any(axis=1)
-        chosen[:, c] = np.where(taken, last, value)
-    chosen += chosen >= nodes[:, None]
+def _philox(key: NDArray[np.uint64], round: int, nodes: NDArray[np.uint64], size: int) -> NDArray[np.float64]:
+    """Compute Philox4x64-10 with the counters (block, 0, node, round), blocks from 1 on as in NumPy."""
+    blocks = np.arange(1, -(-size // 4) + 1, dtype=np.uint64)
+    c0, c2 = np.repeat(blocks[None], len(nodes), axis=0), np.repeat(nodes[:, None], len(blocks), axis=1)
+    c1, c3 = np.zeros_like(c0), np.full_like(c0, round)
+    k0, k1 = key
+    with np.errstate(over="ignore"):
+        for _ in range(10):
+            (high0, low0), (high1, low1) = _multiply(MULTIPLIERS[0], c0), _multiply(MULTIPLIERS[1], c2)
+            c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+            k0, k1 = k0 + KEY_STEPS[0], k1 + KEY_STEPS[1]
+    words = np.stack([c0, c1, c2, c3], axis=-1).reshape(len(nodes), -1)[:, :size]
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _fill(key0: Any, key1: Any, round: Any, nodes: Any, out: Any) -> None:
-    """Philox4x64-10 with counter (block, 0, node, round), blocks from 1 on as NumPy counts them."""
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    m0, m1 = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)
-    w0, w1 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
-    size = out.shape[1]
-    for r in range(len(nodes)):
-        for block in range((size + 3) // 4):
-            c0, c1, c2, c3 = np.uint64(block + 1), np.uint64(0), nodes[r], round
-            k0, k1 = key0, key1
-            for _ in range(10):
-                # The high words of m0·c0 and m1·c2, by halves.
-                a = (m0 & low) * (c0 & low)
-                b = (m0 >> half) * (c0 & low) + (a >> half)
-                c = (m0 & low) * (c0 >> half) + (b & low)
-                high0 = (m0 >> half) * (c0 >> half) + (b >> half) + (c >> half)
-                a = (m1 & low) * (c2 & low)
-                b = (m1 >> half) * (c2 & low) + (a >> half)
-                c = (m1 & low) * (c2 >> half) + (b & low)
-                high1 = (m1 >> half) * (c2 >> half) + (b >> half) + (c >> half)
-                c0, c1, c2, c3 = high1 ^ c1 ^ k0, m1 * c2, high0 ^ c3 ^ k1, m0 * c0
-                k0, k1 = k0 + w0, k1 + w1
-            words = (c0, c1, c2, c3)
-            for j in range(min(4, size - 4 * block)):
-                out[r, 4 * block + j] = np.float64(words[j] >> np.uint64(11)) * 2.0**-53
-
-
-@cache
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    from rpel.backend.cache import compiled
-
-    return compiled(function)
+def _multiply(m: np.uint64, c: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the high and the low 64 bits of the products m · c, computed by halves."""
+    low, high = c & LOW, c >> HALF
+    first = (m & LOW) * low
+    second = (m >> HALF) * low + (first >> HALF)
+    third = (m & LOW) * high + (second & LOW)
+    return (m >> HALF) * high + (second >> HALF) + (third >> HALF), m * c

@@ -35,9 +35,9 @@ def test_different_coordinates_give_different_numbers() -> None:
     assert len(np.unique(base)) == base.size
 
 
-def test_ids_must_be_whole_numbers_from_zero_on() -> None:
+def test_ids_must_be_integers_from_zero_on() -> None:
     for ids in (np.array([-1]), np.array([0.5]), np.zeros((2, 2), np.int64)):
-        with pytest.raises(ValueError, match=r"^ids .*whole numbers"):
+        with pytest.raises(ValueError, match=r"^ids .*integers"):
             draws(0, "batch", 0, ids, 1)
 
 
@@ -59,12 +59,12 @@ def test_samples_are_distinct_others_and_do_not_depend_on_who_else_is_asked(
 
 
 def test_peers_of_tens_of_thousands_of_nodes_are_uniform() -> None:
-    """What one block of rows has taken is not taken for the next, whichever thread draws it."""
+    """A block of rows does not depend on the blocks before it."""
     ids, size = np.arange(20_000), 6
     whole = sample_without_replacement(4, "pull", 2, ids, 20_000, size)
     parts = [sample_without_replacement(4, "pull", 2, part, 20_000, size) for part in np.split(ids, 10)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
-    small = np.arange(17_000) % 40  # of few others, nearly all are taken
+    small = np.arange(17_000) % 40  # few others: nearly all are taken
     drawn = sample_without_replacement(4, "pull", 2, small, 40, 30)
     np.testing.assert_array_equal(drawn, drawn[:40][small])
 
@@ -99,7 +99,7 @@ def test_every_other_is_pulled_equally_often() -> None:
 
 
 def test_impossible_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^5 .*population of 5$"):
+    with pytest.raises(ValueError, match=r"5 .*population of 5$"):
         sample_without_replacement(0, "pull", 0, np.arange(5), 5, 5)
     with pytest.raises(ValueError, match=r"node 7 .*0 … 4"):
         sample_without_replacement(0, "pull", 0, np.array([7]), 5, 2)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import rpel as package
-from rpel.plugins import load, named
+from rpel.component import load, named
 from rpel.runs.certificate import versions
 from rpel.runs.folder import RunFolder
 from rpel.runs.run import Run

@@ -84,7 +84,7 @@ def test_whole_grid_is_checked_before_the_first_cell_runs(
     file = tmp_path / "grid.toml"
     file.write_text(SMALL + 'byzantine = 1\nrounds = 1\n[grid]\nrule = ["mean", "krumm"]\n', "utf-8")
     said = rpel("sweep", str(file), "--out", str(tmp_path / "out"), capsys=capsys, code=2)[1]
-    assert "rule krumm: there is no rule 'krumm'; the nearest is 'krum'" in said
+    assert "rule krumm: unknown rule 'krumm'; did you mean 'krum'?" in said
     assert not (tmp_path / "out").exists()
     actual = checked(cells({"nodes": 8, "grid": {"byzantine": [1, 2], "pull": [2, 4]}}))
     assert [cell.spec is None for cell in actual] == [False, False, True, False], (

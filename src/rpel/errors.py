@@ -27,3 +27,18 @@ def nearest(word: str, choices: Iterable[str]) -> str:
             f" (of {', '.join(options)})" if len(options) <= _FEW else ""
         )
     return f"choose one of {', '.join(options[:_LISTED])}{', …' if len(options) > _LISTED else ''}"
+
+
+def unknown(what: str, name: object, choices: Iterable[str]) -> str:
+    """Return the sentence about an unknown name: the choice that was meant, or all of them when none is near.
+
+    >>> unknown("rule", "krumm", ["krum", "median"])
+    "unknown rule 'krumm'; did you mean 'krum'?"
+    >>> unknown("attack", "bogus", ["alie", "foe"])
+    "unknown attack 'bogus'; choose one of alie, foe"
+    """
+    options = list(choices)
+    if close := get_close_matches(str(name), options, n=1, cutoff=0.6):
+        return f"unknown {what} {name!r}; did you mean {close[0]!r}?"
+    more = ", …" if len(options) > _LISTED else ""
+    return f"unknown {what} {name!r}; choose one of {', '.join(options[:_LISTED])}{more}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel import plugins
+from rpel import component
 from rpel.attacks.forgeries import ALIASES, ATTACKS, State, families
 from rpel.attacks.traits import Poison, Traits, joined, parts_of, traits_of
 from rpel.attacks.view import View
@@ -229,11 +229,11 @@ def _found(name: str | Attack | Callable[..., Any]) -> tuple[str, Attack | Calla
     if isinstance(name, Attack):
         return name.name, name
     if not isinstance(name, str):
-        plugins.check_callable(name, "attack")
-    full = ALIASES.get(name, name) if isinstance(name, str) else plugins.place_of(name)
+        component.check_callable(name, "attack")
+    full = ALIASES.get(name, name) if isinstance(name, str) else component.place_of(name)
     if full in ATTACKS:
         return full, ATTACKS[full]
-    function = plugins.find(GROUP, name, [*ATTACKS, *ALIASES]) if isinstance(name, str) else name
+    function = component.find(GROUP, name, [*ATTACKS, *ALIASES]) if isinstance(name, str) else name
     if not callable(function):
         raise ValueError(f"attack {name!r} is not a function f(view, …) but {type(function).__name__}")
     return full, function
@@ -271,7 +271,7 @@ def about() -> list[tuple[str, str]]:
     >>> dict(about())["sign_flipping"]
     'SF: −μ (Li et al., 2020).'
     """
-    return plugins.about(GROUP, ATTACKS)
+    return component.about(GROUP, ATTACKS)
 
 
 def _check_parameter(name: str, key: str, value: Any) -> None:

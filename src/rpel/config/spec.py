@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import tomli_w
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rpel import plugins
+from rpel import component
 from rpel.config.record import (
     PAIRED,
     CheckedRecord,
@@ -310,8 +310,8 @@ class Spec(Training):
 
     @model_validator(mode="after")
     def _known_dataset(self) -> Self:
-        ours, theirs = get_args(DatasetName), plugins.registered("rpel.datasets")
-        if self.dataset not in ours and self.dataset not in theirs and not plugins.is_own(self.dataset):
+        ours, theirs = get_args(DatasetName), component.registered("rpel.datasets")
+        if self.dataset not in ours and self.dataset not in theirs and not component.is_own(self.dataset):
             known = [*choices(DatasetName), *theirs]
             raise ValueError(f"dataset {self.dataset!r} is unknown: {nearest(self.dataset, known)}")
         return self

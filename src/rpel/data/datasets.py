@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rpel import plugins
+from rpel import component
 from rpel.data import federations, formats
 from rpel.data.dataset import Dataset
 from rpel.data.files import DataError, MissingDataError, Progress, Remote, cache_folder, fetch, search_folders
@@ -230,11 +230,11 @@ def load(
 
 def _from_outside(name: str) -> Dataset:
     """What a function of others makes: ``module:function``, or one that an installed package registers."""
-    if not plugins.is_own(name) and name not in plugins.registered(GROUP):
+    if not component.is_own(name) and name not in component.registered(GROUP):
         raise ValueError(
-            f"there is no data set {name!r}; {nearest(name, [*NAMES, *plugins.registered(GROUP)])}"
+            f"there is no data set {name!r}; {nearest(name, [*NAMES, *component.registered(GROUP)])}"
         )
-    made = plugins.find(GROUP, name, NAMES)
+    made = component.find(GROUP, name, NAMES)
     dataset = made() if callable(made) else made
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__

@@ -142,7 +142,7 @@ def checked(cells: list[Cell]) -> list[Cell]:
     'byzantine 4 is not a minority of nodes 6: the most is 2'
     >>> checked(cells({"grid": {"rule": ["mean", "krumm"]}}))
     Traceback (most recent call last):
-    ValueError: rule krumm: there is no rule 'krumm'; the nearest is 'krum'
+    ValueError: rule krumm: unknown rule 'krumm'; did you mean 'krum'?
     """
     tried = [_tried(cell) for cell in cells]
     good = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel import plugins
+from rpel import component
 from rpel.backend.arrays import empty, take
 from rpel.errors import nearest
 from rpel.rules import coordinatewise, graph, linear, mixing
@@ -106,14 +106,14 @@ def _make(part: Part, parameters: dict[str, Any]) -> Stage:
 def _part(one: str | Stage | Callable[..., Any]) -> Part:
     if isinstance(one, str) and one in RULES:
         return Part(one, RULES[one], *_keywords(RULES[one]))
-    thing: Any = plugins.find(GROUP, one, RULES) if isinstance(one, str) else one
+    thing: Any = component.find(GROUP, one, RULES) if isinstance(one, str) else one
     if isinstance(thing, Stage):
         name = one if isinstance(one, str) else thing.name
         return Part(name, lambda f=None: thing if f is None else thing.with_f(f), frozenset({"f"}))
     if isinstance(one, str) and not callable(thing):
         raise ValueError(f"rule {one!r} is neither a Rule nor a function but {type(thing).__name__}")
-    plugins.check_callable(thing, "rule")
-    name = one if isinstance(one, str) else plugins.place_of(thing)
+    component.check_callable(thing, "rule")
+    name = one if isinstance(one, str) else component.place_of(thing)
     if thing in RULES.values():
         return Part(name, thing, *_keywords(thing))
     if isinstance(thing, type) and issubclass(thing, Stage):
@@ -153,4 +153,4 @@ def about() -> list[tuple[str, str]]:
     >>> dict(about())["median"]
     'Per coordinate, the middle value (Yin et al., 2018). f enters only κ and the check of m.'
     """
-    return plugins.about(GROUP, RULES)
+    return component.about(GROUP, RULES)

@@ -11,9 +11,9 @@ from torch import nn
 
 from rpel.algorithm import Problem
 from rpel.attacks import Attack
+from rpel.component import check_callable, named
 from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.models import Factory
-from rpel.plugins import check_callable, named
 from rpel.rules import Rule
 from rpel.runs.run import Run, Runs
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick

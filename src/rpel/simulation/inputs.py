@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel import data, models, plugins
+from rpel import component, data, models
 from rpel.algorithm import Problem
 from rpel.attacks import Poison
 from rpel.backend.base import Backend, backend
@@ -173,9 +173,9 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
 def code_versions(spec: Spec) -> dict[str, str]:
     """The code that this Spec runs: ours, and the files of the rules and the attack that are not ours."""
     used = (("rpel.rules", (spec.rule or "").split("+")), ("rpel.attacks", [spec.attack]))
-    found = [item for group, names in used for item in plugins.origins(group, names)]
+    found = [item for group, names in used for item in component.origins(group, names)]
     modules = {
-        f"{name} ({package})" if package else name: plugins.code_digest(name, thing)
+        f"{name} ({package})" if package else name: component.code_digest(name, thing)
         for name, thing, package in found
     }
     return versions(spec.device, modules)
@@ -362,4 +362,4 @@ def described(thing: Any) -> str:
         if len(models.trained(thing)) < len(list(thing.parameters())):  # another vector than with all of them
             parts.append(repr(list(models.trained(thing))))
         return _sha256(*(part.encode() for part in parts))
-    return _sha256(plugins.place_of(thing).encode())
+    return _sha256(component.place_of(thing).encode())

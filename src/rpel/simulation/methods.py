@@ -103,7 +103,7 @@ def resolve(spec: Spec) -> ResolvedSpec:
     6
     >>> resolve(Spec(attack="alei"))
     Traceback (most recent call last):
-    ValueError: there is no attack 'alei'; the nearest is 'alie'
+    ValueError: unknown attack 'alei'; did you mean 'alie'?
     """
     if isinstance(spec, ResolvedSpec):
         return spec

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 
-from rpel import data, models, plugins
+from rpel import component, data, models
 from rpel.backend.base import backend
 from rpel.config.spec import Training
 from rpel.errors import nearest
@@ -341,9 +341,9 @@ def _mark(task: Objective, hyper: Training) -> bytes:
 def own_task(name: str, folder: Path, arguments: Mapping[str, Any]) -> Task | Objective:
     """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
     that it has parameters for, and returns the object."""
-    if plugins.is_own(name):
+    if component.is_own(name):
         _look_in(folder, name)
-    supplied: Any = plugins.find(TASKS, name, BUILT_IN_TASKS, folder)
+    supplied: Any = component.find(TASKS, name, BUILT_IN_TASKS, folder)
     if not isinstance(supplied, Task) and (not hasattr(supplied, "gradient") or isinstance(supplied, type)):
         known = inspect.signature(supplied).parameters
         supplied = supplied(**{key: value for key, value in arguments.items() if key in known})

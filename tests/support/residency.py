@@ -90,17 +90,17 @@ def _on_host(function: Any) -> Any:
     return computed
 
 
-array_functions.device_generator = lambda rng, like: None  # torch has none for the stand-in device
-forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
-VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
-
-
 def _lend(values: Any, like: Any) -> Any:
     return Standing("dev").lend(values) if isinstance(like, torch.Tensor) else np.asarray(values)
 
 
-for module in (array_functions, forgeries, linear):
-    module.lend = _lend  # type: ignore[attr-defined]
+def use_stand_in() -> None:
+    """Teach this process the stand-in device: collecting doctests imports this module and must not."""
+    array_functions.device_generator = lambda rng, like: None  # torch has none for the stand-in device
+    forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
+    VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
+    for module in (array_functions, forgeries, linear):
+        module.lend = _lend  # type: ignore[attr-defined]
 
 
 class Narrow(Standing):
@@ -186,6 +186,7 @@ def broken() -> Iterator[str]:
 
 
 def main() -> int:
+    use_stand_in()
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or sorted(cases())
     failed = 0
     for kind in (Standing, Narrow):

@@ -1,11 +1,11 @@
 """A round of every method at n = 30 with the MNIST network, against a round of RPEL, in one run."""
 
 import machine
-from rpel.config.spec import Spec
 from rpel.data import dirichlet, load
 from rpel.models import model
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import METHODS, resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 
 

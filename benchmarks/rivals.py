@@ -23,11 +23,11 @@ import torch
 import machine  # noqa: F401  (an empty cache of kernels)
 import rival_torch
 from contestant import race, read
-from rpel.config.spec import Spec
 from rpel.data import Dataset, dirichlet, from_arrays, iid, load, virtual
 from rpel.models import model
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 
 HERE = Path(__file__).resolve().parent

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 import machine
-from rpel.config.spec import Spec
 from rpel.data import Dataset, balanced_subset, dirichlet, load
 from rpel.models import model
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 from rpel.types import Integers, Models
 from rules import import_byzfl

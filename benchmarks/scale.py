@@ -23,12 +23,12 @@ from typing import Any
 
 import machine
 from rpel.backend.pool import threads
-from rpel.config.spec import Spec
 from rpel.data import balanced_subset, load, virtual
 from rpel.models import model
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 from rules import limit
 

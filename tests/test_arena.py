@@ -8,10 +8,10 @@ import pytest
 
 from rpel import arena
 from rpel.arena import Standings
-from rpel.config.spec import Spec, load, to_toml
 from rpel.runs.certificate import Certificate
 from rpel.runs.record import Run
 from rpel.runs.table import Table
+from rpel.spec import Spec, load, to_toml
 from support.browser import in_chromium
 from support.commands import rpel
 

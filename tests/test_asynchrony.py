@@ -11,11 +11,11 @@ from scipy import stats
 
 import rpel
 from rpel.algorithm import nnm_trimmed_mean
-from rpel.config.spec import Spec
 from rpel.planning.law import probability
 from rpel.randomness import sample_without_replacement
 from rpel.simulation.asynchrony import TICKS, Schedule, of_round, slowness
 from rpel.simulation.methods import resolve, schedule
+from rpel.spec import Spec
 from rpel.types import Models
 from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
 

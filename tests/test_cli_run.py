@@ -3,7 +3,7 @@ statuses and sentences."""
 
 import pytest
 
-from rpel.config.spec import Spec, load
+from rpel.spec import Spec, load
 from support.commands import rpel
 
 pytestmark = pytest.mark.integration

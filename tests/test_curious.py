@@ -13,10 +13,10 @@ from scipy import stats
 
 import rpel as package
 from rpel import inference
-from rpel.config.spec import Spec
 from rpel.experiments import curious
 from rpel.simulation.inputs import Objects, loader
 from rpel.simulation.run import prepared
+from rpel.spec import Spec
 
 # --- statistics ---------------------------------------------------------------------------------------------
 

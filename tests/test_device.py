@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import rpel
+from rpel import spec
 from rpel.backend import arrays as array_functions
 from rpel.backend.base import backend
 from rpel.backend.devices import local_device
 from rpel.backend.ordering import operate
 from rpel.backend.torch import Torch
-from rpel.config import spec
 from rpel.randomness import stream
 from rpel.simulation import engine
 from rpel.simulation import workers as launch

@@ -14,7 +14,6 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rpel.attacks import ATTACKS
-from rpel.config.spec import Spec
 from rpel.processes import free_memory
 from rpel.rules import PreAggregation, rule
 from rpel.rules.registry import RULES
@@ -26,6 +25,7 @@ from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
 from rpel.simulation.workers import Group, LostError
+from rpel.spec import Spec
 from support.paths import TESTS
 from support.runs import differences
 

@@ -9,9 +9,9 @@ import pytest
 
 from rpel import data, doctor
 from rpel.certificates import create
-from rpel.config.spec import load, presets
 from rpel.doctor import Check, examine
 from rpel.models import model, parameter_count
+from rpel.spec import load, presets
 from support.commands import rpel
 
 

@@ -13,7 +13,6 @@ from rpel import data, theory
 from rpel.algorithm import PlainMomentumSGD, PlainRule, init, plain, step
 from rpel.attacks import View, declare
 from rpel.backend.base import backend
-from rpel.config.spec import load
 from rpel.learning import Aggregation, MomentumSGD
 from rpel.models import model
 from rpel.rules import aggregate_or_keep
@@ -23,6 +22,7 @@ from rpel.simulation.evaluate import spread
 from rpel.simulation.methods import ResolvedSpec, resolve
 from rpel.simulation.network import Roster
 from rpel.simulation.workers import Group
+from rpel.spec import load
 from rpel.tasks import Classification
 from rpel.topology import AllToAll, Pull
 from rpel.types import Received

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rpel import simulate
-from rpel.config.spec import load as load_spec
 from rpel.data import DataError, federations, largest_owners, load
 from rpel.data.federations import CHARACTERS, parse_heart, parse_reviews, parse_shakespeare
+from rpel.spec import load as load_spec
 from support.data_files import put
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rpel.config.spec import load, spec_hash
 from rpel.experiments import reproduce
 from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, Scale, chosen, find, scale_of
@@ -18,6 +17,7 @@ from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.runs.folder import RunFolder
 from rpel.simulation.callbacks import Tick
 from rpel.simulation.methods import resolve
+from rpel.spec import load, spec_hash
 from support.commands import rpel
 from support.data_files import femnist, leaf_file
 

@@ -17,11 +17,11 @@ from scipy import stats
 
 import rpel
 from rpel.attacks import View, declare
-from rpel.config.spec import Spec
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.randomness import sample_without_replacement
 from rpel.simulation import engine
 from rpel.simulation.methods import METHODS, build_network, messages, resolve
+from rpel.spec import Spec
 from rpel.topology import FixedGraph, Push, RandomRegular
 from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from rpel import algorithm
-from rpel.config.record import NamedRate
-from rpel.config.spec import Spec, Training, load, to_toml
 from rpel.learning import NesterovOuter
 from rpel.optimizers import TorchSteps, factory
+from rpel.record import NamedRate
+from rpel.spec import Spec, Training, load, to_toml
 from rpel.types import Aggregated
 from support.simulations import BASE, Quadratic, simulation
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import rpel
-from rpel.config.spec import presets
+from rpel.spec import presets
 from support.paths import ROOT
 from support.waiting import PATIENCE
 
@@ -79,7 +79,7 @@ def test_wheel_has_every_module_and_every_file_that_modules_read(wheel: Path) ->
         path for path in (source / "rpel").rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
     assert {str(path.relative_to(source)) for path in ours} <= names
-    assert {f"rpel/config/presets/{name}.toml" for name in presets()} <= names
+    assert {f"rpel/presets/{name}.toml" for name in presets()} <= names
     assert all(name.startswith(("rpel/", f"rpel-{rpel.__version__}.dist-info/")) for name in names)
 
 

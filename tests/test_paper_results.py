@@ -11,8 +11,8 @@ import pytest
 import paper_results as tool
 import rpel
 from kept_runs import Archive
-from rpel.config.spec import Spec
 from rpel.runs.certificate import versions
+from rpel.spec import Spec
 from rpel.theory import reduction
 
 HEAD = "curve,x,seed,round,accuracy_mean,accuracy_worst,accuracy_lowest,bytes,run\n"

@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from rpel.cli import app
-from rpel.config.spec import load
 from rpel.experiments.panels import chosen
 from rpel.experiments.sweep import read
+from rpel.spec import load
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()

@@ -19,7 +19,6 @@ import pytest
 import typer
 
 from rpel.cli.report import report
-from rpel.config.spec import Spec, load, load_folder, spec_hash, to_toml
 from rpel.experiments.panels import scale_of
 from rpel.report import chart_groups, collect, group_runs, page
 from rpel.report.collect import command
@@ -30,6 +29,7 @@ from rpel.runs.folder import RunFolder
 from rpel.runs.record import Run
 from rpel.runs.table import Table
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec, load, load_folder, spec_hash, to_toml
 from support.browser import in_chromium
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&"

@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from rpel import data
 from rpel.attacks import Attack
 from rpel.backend.compiled import Compiled
-from rpel.config.spec import Spec
 from rpel.data import Dataset, user
 from rpel.data import load as dataset
 from rpel.runs.columns import COLUMNS
@@ -27,6 +26,7 @@ from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, resume, simulate
 from rpel.simulation.inputs import Objects
 from rpel.simulation.network import Roster
+from rpel.spec import Spec
 from support.own import blobs
 from support.runs import TINY, checkpoints, differences, rounds_written, tiny
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpel.config.spec import Spec, load, presets, spec_hash, to_toml
 from rpel.data import DataError
 from rpel.data.formats import IDX_FILES
 from rpel.simulation.inputs import available
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec, load, presets, spec_hash, to_toml
 
 BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"nods": 5}, ["'nods'", "'nodes'"]),

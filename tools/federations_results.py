@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from kept_runs import Archive, KeptRun, two_steps
 from rpel import simulate
-from rpel.config.spec import Spec, load
+from rpel.spec import Spec, load
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "federations"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rpel.config.spec import Spec
 from rpel.runs.certificate import Certificate
 from rpel.runs.record import Run
 from rpel.runs.table import Table
+from rpel.spec import Spec
 
 SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from kept_runs import Archive, KeptRun, two_steps
 from rpel import simulate
-from rpel.config.spec import load, load_folder
 from rpel.experiments import curious
+from rpel.spec import load, load_folder
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results" / "privacy"

@@ -12,8 +12,8 @@ import typer
 from docutils.nodes import SkipNode, Text, literal_block  # type: ignore[import-untyped]
 
 from rpel.cli import app as cli
-from rpel.config.spec import Spec, load, presets
 from rpel.runs.columns import DECLARED, When
+from rpel.spec import Spec, load, presets
 
 
 def spec_fields() -> str:

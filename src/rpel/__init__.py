@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rpel import rules as rules
     from rpel import testing as testing
     from rpel.attacks import Attack, View, attack
-    from rpel.config.spec import Spec
     from rpel.peer.api import Peer
     from rpel.planning import Plan, plan
     from rpel.rules import Rule, chain, rule
     from rpel.runs.run import Run, Runs
     from rpel.simulation.api import load, resume, simulate
+    from rpel.spec import Spec
 
 _HOMES = {
     "Attack": "rpel.attacks",
@@ -29,7 +29,7 @@ _HOMES = {
     "Rule": "rpel.rules",
     "Run": "rpel.runs.run",
     "Runs": "rpel.runs.run",
-    "Spec": "rpel.config.spec",
+    "Spec": "rpel.spec",
     "View": "rpel.attacks",
     "attack": "rpel.attacks",
     "chain": "rpel.rules",

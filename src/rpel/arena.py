@@ -14,16 +14,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rpel.config.record import parse_seeds
-from rpel.config.spec import MethodName, Spec
 from rpel.errors import nearest
 from rpel.experiments.sweep import Cell
 from rpel.files import write_text
+from rpel.record import parse_seeds
 from rpel.report.drawing import HeatCell, scatter
 from rpel.report.groups import latex_table
 from rpel.report.page import TableCell, number, rendered, size, words
 from rpel.runs.record import Run, interval
 from rpel.runs.table import Table
+from rpel.spec import MethodName, Spec
 from rpel.text import count, value_text
 from rpel.types import ROBUST_RULE
 

@@ -173,10 +173,10 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     """Data sets that are there. One that is not is downloaded when first used,
     so that is no fault if it can be."""
 
-    from rpel.config.record import choices
-    from rpel.config.spec import DatasetName, load
     from rpel.data.datasets import SOURCES
     from rpel.data.files import search_folders
+    from rpel.record import choices
+    from rpel.spec import DatasetName, load
 
     search_folders(data_dir)  # raises for a folder that is not there
     wanted = load(preset).dataset if preset is not None else None
@@ -218,9 +218,9 @@ def _memory(preset: str | None) -> Iterator[Check]:
     if preset is None:
         yield Check("memory", True, f"{human_bytes(total)} free" if total else "not known on this system")
         return
-    from rpel.config.spec import load
     from rpel.data.federations import HEART_FEATURES
     from rpel.models import model, parameter_count
+    from rpel.spec import load
 
     spec = load(preset)
     shapes = {"heart-disease": (HEART_FEATURES,), "cifar10": (3, 32, 32), "mnist-8x8": (1, 8, 8)}

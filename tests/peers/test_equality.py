@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from rpel.backend.pool import set_threads, threads
-from rpel.config.spec import Spec, Training
 from rpel.peer.config.settings import Config
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock
@@ -32,6 +31,7 @@ from rpel.randomness import stream
 from rpel.simulation.api import simulate
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
+from rpel.spec import Spec, Training
 from rpel.tasks import Objective, Task
 from rpel.topology import Pull
 from rpel.types import Integers, Models

@@ -15,7 +15,6 @@ import safetensors.numpy
 import tomli_w
 
 from rpel import certificates, models
-from rpel.config.record import parse_pairs
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
@@ -26,6 +25,7 @@ from rpel.peer.net import tls
 from rpel.peer.ops.create import NewNetwork, new, stall_proof
 from rpel.peer.ops.join import join, usual_listen
 from rpel.peer.state.models import load
+from rpel.record import parse_pairs
 from support.commands import rpel
 
 EPOCH = 4e9

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from rpel import attack, cli, rule
-from rpel.config.record import parse_pairs
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import of_member, sign
 from rpel.peer.core.protocol import make_ready
@@ -22,6 +21,7 @@ from rpel.peer.net.tls import read_key
 from rpel.peer.node.node import Node
 from rpel.peer.ops.drill import MISBEHAVIOURS, drill
 from rpel.peer.ops.redteam import Deed, RedTeam
+from rpel.record import parse_pairs
 from rpel.types import Models
 from support.loopback import Ends, MemoryStore, model
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from rpel import models
-from rpel.config.spec import Training
 from rpel.data import Dataset
 from rpel.learning import MomentumSGD
 from rpel.models import flatten, model
@@ -21,6 +20,7 @@ from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout, split
 from rpel.peer.learn.learner import TaskLearner, TorchLearner, built_in, seed_of, task_learner, training
+from rpel.spec import Training
 from rpel.tasks import Classification, Task
 from rpel.types import Measured, Models
 

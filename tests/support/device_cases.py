@@ -8,11 +8,11 @@ from rpel import data
 from rpel.attacks import attack
 from rpel.attacks.forgeries import ATTACKS
 from rpel.backend.torch import Torch
-from rpel.config.spec import Spec
 from rpel.models import model
 from rpel.rules.registry import RULES
 from rpel.simulation.inputs import Inputs, build_task
 from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 
 Fields = dict[str, Any]

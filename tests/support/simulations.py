@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.attacks import Attack
-from rpel.config.spec import Spec
 from rpel.randomness import stream
 from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
 from rpel.simulation.network import Ask, SimulatedNetwork
+from rpel.spec import Spec
 from rpel.types import Arrays, Integers, Models, Received
 
 Array = NDArray[Any]

@@ -8,13 +8,13 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from rpel.config.spec import Spec
 from rpel.runs.folder import RunFolder
 from rpel.simulation import workers as launch
 from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
+from rpel.spec import Spec
 
 
 def main(cases: Path, out: Path, size: int) -> None:

@@ -19,8 +19,8 @@ from rpel.text import count, duration, ends, number
 
 if TYPE_CHECKING:
     from rpel.cli.terminal import RunDisplay
-    from rpel.config.spec import Spec
     from rpel.experiments.reproduce import Work
+    from rpel.spec import Spec
 
 _STYLES = {"running": "bold", "done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 _SHOWN = 24
@@ -177,7 +177,7 @@ def arena(
         out: Folder for runs and pages.
     """
     from rpel import arena as arenas
-    from rpel.config.spec import load
+    from rpel.spec import load
 
     fields = opt.given(rounds=rounds, nodes=nodes, byzantine=byzantine, pull=pull, data_dir=data_dir)
     base = load(preset).replace(**fields)

@@ -99,10 +99,10 @@ def new(
         out: Folder for members.toml and init.safetensors.
         seed: Where a built-in task's initial model comes from.
     """
-    from rpel.config.record import parse_pairs
     from rpel.peer.ops.create import new as write_network
     from rpel.peer.ops.create import notes, parse_epoch, stall_proof
     from rpel.planning.traffic import bits_per_second
+    from rpel.record import parse_pairs
 
     table = parse_pairs(hyperparameters or [], "hyperparameters", "lr=0.1,momentum=0.9")
     table |= opt.given(optimizer=optimizer)
@@ -524,10 +524,10 @@ def demo(
         seed: Where the first model and the shares of data come from.
         out: Keep keys, logs and states in this folder. [none is kept]
     """
-    from rpel.config.record import parse_pairs
     from rpel.peer.ops.demo import Demonstration
     from rpel.peer.ops.demo import demo as run_demo
     from rpel.processes import ChildError
+    from rpel.record import parse_pairs
 
     parameters = parse_pairs(param or [], "parameter", "z=1.5")
     setting = Demonstration(peers, byzantine, rounds, attack, parameters, no_shows, _period(period), seed)

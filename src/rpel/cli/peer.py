@@ -226,9 +226,9 @@ def red_team(
         config: The settings of the member that turns hostile.
         allies: Ids of other red-team members, with commas between: their models are left out.
     """
-    from rpel.config.record import parse_pairs
     from rpel.peer.config.settings import Config
     from rpel.peer.ops.redteam import RedTeam
+    from rpel.record import parse_pairs
 
     def tell(deed: "Deed") -> None:
         if not terminal.printed(deed, as_json, indent=None):

@@ -51,9 +51,9 @@ def attack(
         delta: Of the audit, by default the run's.
         without_clipping: Break the run on purpose: the bound must then pass what is stated.
     """
-    from rpel.config.spec import load_folder
     from rpel.experiments import curious
     from rpel.plots import save
+    from rpel.spec import load_folder
 
     spec = load_folder(run)
     with terminal.display() as shown:

@@ -26,8 +26,8 @@ def rehearse(
         rounds: Fewer rounds, for a quick look. [the network's]
         seed: Where all randomness comes from.
     """
-    from rpel.config.record import parse_pairs
     from rpel.peer.ops.rehearse import rehearse as run
+    from rpel.record import parse_pairs
 
     parameters = parse_pairs(param or [], "attack_params", "z=1.5")
     with terminal.display() as shown:

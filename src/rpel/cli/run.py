@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from rpel import spec as specs
 from rpel.cli import options as opt
 from rpel.cli import terminal
-from rpel.config import spec as specs
-from rpel.config.record import choices
 from rpel.errors import nearest
 from rpel.processes import uncollected
+from rpel.record import choices
 from rpel.text import count, ends
 
 if TYPE_CHECKING:
@@ -225,6 +225,6 @@ def _names(kind: str) -> Iterable[tuple[str, str]]:
         return ((name, f"{_PEERS[method.peers]}; {method.rule}") for name, method in METHODS.items())
     if kind == "datasets":
         return ((name, _DATASETS.get(name, "")) for name in choices(specs.DatasetName))
-    folder = resources.files("rpel.config") / "presets"
+    folder = resources.files("rpel") / "presets"
     texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in specs.presets())
     return ((name, text.partition("\n")[0].lstrip("# ")) for name, text in texts)

@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 
 from rpel import inference, plots
 from rpel.backend.one_thread import one_torch_thread
-from rpel.config.record import OWN
-from rpel.config.spec import Spec
 from rpel.data import Dataset
 from rpel.randomness import stream
+from rpel.record import OWN
 from rpel.simulation.engine import Simulation
 from rpel.simulation.inputs import Download, Inputs, Objects, build_task, loader
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import pinned, prepared
+from rpel.spec import Spec
 from rpel.tasks import Classification
 from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers

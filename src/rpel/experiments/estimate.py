@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rpel.attacks import attack
-from rpel.config.spec import Spec
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
+from rpel.spec import Spec
 from rpel.text import count
 
 _TIMED = 2

@@ -14,8 +14,8 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
-from rpel.config.spec import Spec, load
 from rpel.errors import nearest
+from rpel.spec import Spec, load
 
 Kind = Literal["accuracy", "fraction", "final", "bytes"]
 Measure = Literal["mean", "worst"]

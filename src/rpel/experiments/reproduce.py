@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rpel.attacks import attack
-from rpel.config.record import parse_seeds
-from rpel.config.spec import Spec
 from rpel.errors import nearest
 from rpel.experiments import drawings
 from rpel.experiments.estimate import costs, kind
@@ -27,6 +25,7 @@ from rpel.experiments.panels import PANELS, Curve, Panel, Scale, chosen
 from rpel.files import write_text
 from rpel.plots import Style
 from rpel.processes import Stop
+from rpel.record import parse_seeds
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run
@@ -35,6 +34,7 @@ from rpel.simulation.callbacks import Progress
 from rpel.simulation.inputs import Download, Inputs, Objects, gather, loader
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import folder_name, placed, run
+from rpel.spec import Spec
 from rpel.text import count
 
 _SMOKE: dict[str, Any] = {
@@ -152,7 +152,7 @@ def shortened(spec: Spec, part: float) -> Spec:
     """The same run with a part of its rounds: b_hat as planned for all of them,
     the steps of the schedule moved along.
 
-    >>> from rpel.config.spec import load
+    >>> from rpel.spec import load
     >>> short = shortened(load("cifar10-20"), 0.1)
     >>> short.rounds, short.lr, short.b_hat, short.eval_every
     (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)

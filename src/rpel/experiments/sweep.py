@@ -23,7 +23,6 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from rpel.config.spec import TO_ALL, Spec, load, load_folder, to_toml
 from rpel.errors import nearest
 from rpel.files import write_text
 from rpel.integrations.ray import Task
@@ -33,6 +32,7 @@ from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run
 from rpel.runs.table import Table
+from rpel.spec import TO_ALL, Spec, load, load_folder, to_toml
 from rpel.text import value_text
 
 _TABLES = ("preset", "base", "grid", "cells")

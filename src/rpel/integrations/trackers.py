@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from rpel.algorithm import Info, State
-from rpel.config.spec import Spec
+from rpel.spec import Spec
 
 
 def _library(name: str) -> Any:

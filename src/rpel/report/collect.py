@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpel.config.record import OWN
-from rpel.config.spec import Spec, load, load_folder, presets
+from rpel.record import OWN
 from rpel.runs.certificate import made_here
 from rpel.runs.folder import RunFolder, base_of
 from rpel.runs.record import Run
+from rpel.spec import Spec, load, load_folder, presets
 from rpel.text import value_text
 
 _MARKS = {"spec.toml", "metrics.jsonl"}

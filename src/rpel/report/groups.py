@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rpel.config.spec import TO_ALL, Spec, compared_fields
 from rpel.experiments.panels import scale_of
 from rpel.runs.columns import Row
 from rpel.runs.record import Run, RunSet, interval
 from rpel.runs.table import Table
+from rpel.spec import TO_ALL, Spec, compared_fields
 from rpel.text import value_text
 
 METRICS = ("accuracy", "loss", "consensus")

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel import plots
-from rpel.config.record import OWN
-from rpel.config.spec import Spec, load_folder
+from rpel.record import OWN
 from rpel.runs.certificate import Certificate, Robustness, Survival, survival
 from rpel.runs.columns import (
     METRIC,
@@ -30,6 +29,7 @@ from rpel.runs.columns import (
 from rpel.runs.folder import RunFolder, readable
 from rpel.runs.journal import number
 from rpel.runs.table import Table
+from rpel.spec import Spec, load_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

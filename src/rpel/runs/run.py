@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.config.record import OWN
-from rpel.config.spec import Spec, load_folder
+from rpel.record import OWN
 from rpel.runs.certificate import Certificate, Robustness, Survival, survival
 from rpel.runs.columns import Role, Row, column, ends, headline, is_evaluated, measures, prefix
 from rpel.runs.folder import RunFolder, readable
 from rpel.runs.journal import number
+from rpel.spec import Spec, load_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,6 @@ from torch import nn
 from rpel.algorithm import Problem
 from rpel.attacks import Attack
 from rpel.component import check_callable, named
-from rpel.config.spec import DatasetName, MethodName, Spec
 from rpel.models import Factory
 from rpel.rules import Rule
 from rpel.runs.run import Run, Runs
@@ -20,6 +19,7 @@ from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Objects
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.run import run as _run
+from rpel.spec import DatasetName, MethodName, Spec
 from rpel.tasks import Task
 from rpel.tasks.checks import check_model
 from rpel.tasks.task import Loss

@@ -20,11 +20,11 @@ from rpel import component, data, models
 from rpel.algorithm import Problem
 from rpel.attacks import Poison
 from rpel.backend.base import Backend, backend
-from rpel.config.record import OWN
-from rpel.config.spec import Spec
 from rpel.data import Dataset, trees, user
+from rpel.record import OWN
 from rpel.runs.certificate import versions
 from rpel.simulation.methods import ResolvedSpec, resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification, Trigger
 from rpel.tasks.checks import check_loss
 from rpel.tasks.task import Loss, metrics

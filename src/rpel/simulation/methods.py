@@ -12,12 +12,12 @@ from pydantic import Field
 from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
-from rpel.config.spec import TO_ALL, Spec
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
 from rpel.simulation.asynchrony import Schedule, slowness
 from rpel.simulation.network import Roster
+from rpel.spec import TO_ALL, Spec
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import ROBUST_RULE, Guarantee, Integers, Topology
 

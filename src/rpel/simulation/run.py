@@ -17,9 +17,8 @@ from torch import nn
 
 from rpel.backend.one_thread import one_torch_thread
 from rpel.backend.pool import set_threads, threads
-from rpel.config.record import parse_seeds
-from rpel.config.spec import Spec, load_folder, spec_hash
 from rpel.processes import Stop
+from rpel.record import parse_seeds
 from rpel.runs import run as finished
 from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
@@ -31,6 +30,7 @@ from rpel.simulation.inputs import Download, Inputs, Load, Objects, available, c
 from rpel.simulation.methods import ResolvedSpec, remark, resolve
 from rpel.simulation.runner import Run
 from rpel.simulation.workers import Communicator, LostError
+from rpel.spec import Spec, load_folder, spec_hash
 
 log = logging.getLogger("rpel")
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.backend.pool import threads
-from rpel.config.spec import spec_hash, to_toml
 from rpel.errors import BudgetSpentError
 from rpel.processes import Stop
 from rpel.runs import run as finished
@@ -33,6 +32,7 @@ from rpel.simulation.evaluate import Metrics
 from rpel.simulation.inputs import Inputs, build_backend, build_task
 from rpel.simulation.methods import METHODS, ResolvedSpec
 from rpel.simulation.workers import ALONE, Communicator
+from rpel.spec import spec_hash, to_toml
 
 
 class Run:

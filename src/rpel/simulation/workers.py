@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rpel.backend.devices import local_device, missing, sharing
-from rpel.config.spec import Spec, to_toml
 from rpel.processes import Child, start
 from rpel.runs.certificate import versions
+from rpel.spec import Spec, to_toml
 
 log = logging.getLogger("rpel")
 _PIECES = 8  # a sum goes through the workers in so many pieces, so that all of them add at the same time

@@ -24,11 +24,11 @@ from pydantic import Field
 
 from rpel import rules
 from rpel.certificates import check_id, read_certificate
-from rpel.config.record import StrictRecord, check_keys, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
 from rpel.peer.config.timetable import Count, Pace, Seconds, Since1970, Timetable
 from rpel.planning.law import probability
+from rpel.record import StrictRecord, check_keys, read_toml
 from rpel.rules.registry import built_in
 from rpel.text import count
 from rpel.types import ROBUST_RULE, WireName

@@ -15,9 +15,9 @@ from pydantic import AfterValidator, Field
 
 from rpel.certificates import check_id
 from rpel.component import registered
-from rpel.config.record import StrictRecord, read_toml
 from rpel.errors import nearest
 from rpel.files import atomic
+from rpel.record import StrictRecord, read_toml
 
 BUILT_IN_TASKS = ("mnist-sample", "mnist")
 LOG_FILE = "rounds.jsonl"

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rpel.config.record import StrictRecord
+from rpel.record import StrictRecord
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(ge=0.01, le=1e7)]

@@ -29,13 +29,13 @@ from torch import nn
 
 from rpel import component, data, models
 from rpel.backend.base import backend
-from rpel.config.spec import Training
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
 from rpel.optimizers import TorchSteps, factory
 from rpel.peer.config.settings import BUILT_IN_TASKS, TASKS, check_task
 from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.learn.privacy import ASKED, Private, asked_of
+from rpel.spec import Training
 from rpel.tasks import Classification, Objective, Task
 from rpel.tasks.task import tensor
 from rpel.text import shortened

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rpel import data, models
-from rpel.config.spec import Training
 from rpel.peer.config.membership import INIT_FILE, OUTER, Membership
 from rpel.peer.config.settings import BUILT_IN_TASKS, Config
 from rpel.peer.core import wire
@@ -23,6 +22,7 @@ from rpel.peer.state.models import load
 from rpel.runs.columns import ends
 from rpel.runs.run import Run
 from rpel.simulation.api import simulate
+from rpel.spec import Training
 from rpel.tasks import Task
 
 

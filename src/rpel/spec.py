@@ -16,7 +16,8 @@ import tomli_w
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rpel import component
-from rpel.config.record import (
+from rpel.errors import nearest
+from rpel.record import (
     PAIRED,
     CheckedRecord,
     Identity,
@@ -30,7 +31,6 @@ from rpel.config.record import (
     read_toml,
     unbounded,
 )
-from rpel.errors import nearest
 from rpel.types import CONFIDENCE, WireName
 
 DatasetName = Literal[
@@ -371,7 +371,7 @@ def presets() -> list[str]:
 
 
 def _shelf() -> Any:
-    return resources.files("rpel.config") / "presets"
+    return resources.files("rpel") / "presets"
 
 
 def load(source: str | Path) -> Spec:

@@ -1,1 +1,0 @@
-"""How a run is written down: its fields and presets, read strictly, with one sentence for each error."""

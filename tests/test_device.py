@@ -22,8 +22,9 @@ from rpel.backend.torch import Torch
 from rpel.randomness import stream
 from rpel.simulation import engine
 from rpel.simulation import workers as launch
+from rpel.simulation.build import build_backend, build_task
 from rpel.simulation.engine import Simulation
-from rpel.simulation.inputs import Objects, build_backend, build_task, gather
+from rpel.simulation.inputs import Objects, gather
 from rpel.simulation.methods import resolve
 from rpel.tasks.device import DeviceTask
 from support import device_cases

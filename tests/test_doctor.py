@@ -23,7 +23,7 @@ def test_check_that_cannot_be_made_is_one_that_failed(monkeypatch: pytest.Monkey
     def broken() -> None:
         raise RuntimeError("no such machine")
 
-    monkeypatch.setattr(doctor, "_available", broken)
+    monkeypatch.setattr(doctor, "free_memory", broken)
     checks = by_name(examine())
     assert (checks["memory"].ok, "no such machine" in checks["memory"].detail) == (False, True)
     assert checks["disk"].ok
@@ -40,7 +40,7 @@ def test_kernel_cache_that_cannot_be_written_is_noticed(
 
 
 def test_memory_is_compared_with_what_a_preset_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_available", lambda: 4 * 10**9)
+    monkeypatch.setattr(doctor, "free_memory", lambda: 4 * 10**9)
     assert by_name(examine("mnist-30"))["memory"].ok
     large = by_name(examine("scale-1m"))["memory"]
     assert not large.ok

@@ -19,7 +19,7 @@ import rpel
 from rpel.attacks import View, declare
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.randomness import sample_without_replacement
-from rpel.simulation import engine
+from rpel.simulation import build
 from rpel.simulation.methods import METHODS, build_network, messages, resolve
 from rpel.spec import Spec
 from rpel.topology import FixedGraph, Push, RandomRegular
@@ -214,7 +214,7 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
 def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "free_memory", lambda: 8 << 30)
+    monkeypatch.setattr(build, "free_memory", lambda: 8 << 30)
     flood = {"attack_params": {"flood": True}} | {"method": "el-local", "pull": 10, "b_hat": 2}
     with pytest.raises(ValueError, match=r"9\d\d,\d{3},\d{3} "):
         simulation(BASE.replace(nodes=100_000, byzantine=10_000, **flood), Quadratic())

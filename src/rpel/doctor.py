@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rpel.files import cache_root
-from rpel.processes import cores
+from rpel.processes import cores, free_memory
 from rpel.text import human_bytes
 
 _LOW_DISK = 2e9
+LIBRARIES = 1_000_000_000
+"""Memory of the libraries and of small data."""
 _SOON = 30
 """Days before the end of a certificate from which on it is a matter of concern."""
 
@@ -214,30 +216,25 @@ def _disk() -> Iterator[Check]:
 
 
 def _memory(preset: str | None) -> Iterator[Check]:
-    total = _available()
+    total = free_memory()
     if preset is None:
         yield Check("memory", True, f"{human_bytes(total)} free" if total else "not known on this system")
         return
     from rpel.data.federations import HEART_FEATURES
     from rpel.models import model, parameter_count
+    from rpel.simulation.build import Size, memory_needed
+    from rpel.simulation.methods import resolve
     from rpel.spec import load
 
-    spec = load(preset)
+    spec = resolve(load(preset))
     shapes = {"heart-disease": (HEART_FEATURES,), "cifar10": (3, 32, 32), "mnist-8x8": (1, 8, 8)}
     shape = shapes.get(spec.dataset, (1, 28, 28))  # models of text take no shape
-    d, honest = parameter_count(model(spec.model, shape)), spec.nodes - spec.byzantine
-    # models, momenta and a table of two rows a node, 4 bytes each; and the libraries
-    needed = 16 * honest * d + 1e9
-    enough = not total or needed < total
-    detail = f"{preset} needs about {human_bytes(needed)} (d = {d:,}); {human_bytes(total)} are free"
-    yield Check("memory", enough, detail, "fewer --nodes, a smaller --model, or a larger machine")
-
-
-def _available() -> int:
-    """Bytes of memory that can be had; 0 where nobody says."""
-    path = Path("/proc/meminfo")
-    match = re.search(r"MemAvailable:\s+(\d+) kB", path.read_text()) if path.is_file() else None
-    return 1024 * int(match[1]) if match else 0
+    d = parameter_count(model(spec.model, shape))
+    needed = memory_needed(spec, Size.of(spec), row_bytes=4 * d) + LIBRARIES
+    detail = f"{preset} needs about {human_bytes(needed)} (d = {d:,})"
+    detail += f"; {human_bytes(total)} are free" if total else ""
+    remedy = "fewer --nodes, a smaller --model, or a larger machine"
+    yield Check("memory", not total or needed < total, detail, remedy)
 
 
 def _clock(matters: bool) -> Iterator[Check]:

@@ -10,7 +10,8 @@ from rpel.attacks.forgeries import ATTACKS
 from rpel.backend.torch import Torch
 from rpel.models import model
 from rpel.rules.registry import RULES
-from rpel.simulation.inputs import Inputs, build_task
+from rpel.simulation.build import build_task
+from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
 from rpel.spec import Spec
 from rpel.tasks import Classification

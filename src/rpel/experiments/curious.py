@@ -32,8 +32,9 @@ from rpel.backend.one_thread import one_torch_thread
 from rpel.data import Dataset
 from rpel.randomness import stream
 from rpel.record import OWN
+from rpel.simulation.build import build_task
 from rpel.simulation.engine import Simulation
-from rpel.simulation.inputs import Download, Inputs, Objects, build_task, loader
+from rpel.simulation.inputs import Download, Inputs, Objects, loader
 from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.run import pinned, prepared
 from rpel.spec import Spec

@@ -11,7 +11,7 @@ forged vectors in the exchange. Nothing else of that size is ever made.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,13 +23,10 @@ from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import Attack
 from rpel.backend.arrays import copy, empty, put, take, zeros
 from rpel.backend.base import Backend, backend
-from rpel.backend.devices import free_memory as free_device_memory
-from rpel.backend.devices import sharing
-from rpel.learning import Aggregation, MomentumSGD, NesterovOuter
-from rpel.optimizers import TorchSteps, factory
-from rpel.processes import free_memory
+from rpel.learning import Aggregation, NesterovOuter
 from rpel.randomness import draws
-from rpel.simulation.asynchrony import AsynchronousRounds, of_round
+from rpel.simulation.asynchrony import AsynchronousRounds
+from rpel.simulation.build import Published, Size, build_local, build_rule, check_memory, warn_of_idle_workers
 from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
@@ -39,65 +36,18 @@ from rpel.simulation.evaluate import (
     spread,
     squared_norm,
 )
-from rpel.simulation.methods import ResolvedSpec, build_rule, messages, schedule
-from rpel.simulation.network import CodedNetwork, SimulatedNetwork, victim_by_victim
+from rpel.simulation.methods import ResolvedSpec, messages, schedule
+from rpel.simulation.network import CodedNetwork, SimulatedNetwork
 from rpel.simulation.private import private
-from rpel.simulation.workers import ALONE, Communicator, Shards
+from rpel.simulation.workers import ALONE, Communicator
 from rpel.tasks import Objective
-from rpel.text import count, human_bytes
-from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received, RoundInfo
+from rpel.types import Aggregated, Floats, Integers, Models, Received, RoundInfo
 from rpel.wire import Wire
 
 log = logging.getLogger("rpel")
 _CHOSEN = "chosen", "chosen_local"
-_ANSWER = 64
-"""Bytes of an answer beside the model it brings: who is asked, in which row it stands,
-in which order they come."""
 _LOOKS = 20
 """How often an evaluation can be looked into on its way."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """Lines 3-6 of one worker's nodes, whose half-steps stand in the table of every worker.
-
-    half: the table's rows of all nodes. pieces: the rows of every worker, cut;
-    each is sent while the next is computed.
-    """
-
-    local: "MomentumSGD | TorchSteps"
-    half: Models
-    workers: Communicator
-    pieces: list[Shards]
-    mine: slice
-
-    def init(self) -> tuple[Models, Arrays]:
-        """The models and the local state of this worker's nodes."""
-        return self.local.init()
-
-    def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
-        """The half-steps of this worker's nodes; everybody's stand in the table."""
-        with self.workers.gathering(self.half, self.pieces) as ready:
-            for piece in self.pieces[self.workers.rank]:
-                own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)
-                part = {key: array[own] for key, array in state.items()}
-                self.local(x[own], part, nodes[own], t, out=self.half[piece])
-                ready(piece)
-        return self.half[self.mine], state
-
-
-def rows_held(spec: ResolvedSpec, own: int, table: int, older: int) -> int:
-    """How many rows of a model's size a worker holds that has ``own`` nodes and a table of so many rows.
-
-    Models and momenta, what another optimiser, an outer step or a uniform output remember of each node; the
-    table, once more as it was coded; what an attack that searches compares.
-    """
-    coded, behind = spec.wire != "float32", table - own
-    each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
-    # those who act together are copied: models, momenta, half-steps, aggregates
-    each += 4 * spec.asynchronous
-    searched = 4 * behind * spec.adversary.searches  # honest means, aggregates, what was best
-    return each * own + table * (1 + coded) + older + searched
 
 
 class Simulation:
@@ -125,36 +75,31 @@ class Simulation:
         attack, rule = spec.adversary, build_rule(spec)
         self.topology, self.roster, self.graph = spec.network
         self.everybody = attack.trains  # under label flip the hostile nodes train too
-        h = self.nodes = spec.nodes if self.everybody else spec.nodes - spec.byzantine
+        h = self.nodes = Size.of(spec).half
         self.unit: int = getattr(task, "unit", 1)
         if getattr(task, "divisible", False):
             self.unit = min(self.unit, -(-h // workers.size))
         self.shards = workers.shards(h, self.unit)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
-        self._warn_of_idle_workers()
-        by_victim = victim_by_victim(attack, spec.consistent)
-        behind = len(self.rows) if self.everybody or by_victim else h
-        older = h if spec.asynchronous else 0  # versions that were replaced within a window
-        initial = task.initial()
-        answers = self.topology.widest * (len(self.rows) if by_victim else h)
-        beside = _ANSWER * answers + int(getattr(task, "device_bytes", 0))
-        self._check_memory(
-            rows_held(spec, len(self.rows), h + behind, older) * initial.nbytes + beside, answers
-        )
+        if workers.rank == 0:
+            warn_of_idle_workers(self.shards, h, self.unit)
+        size, initial = Size.of(spec, len(self.rows)), task.initial()
+        check_memory(spec, size, task, workers.here, initial.nbytes)
         self.wire = Wire(spec.wire)
         # what half-steps and forged rows become on their way
-        air = (h + behind) if self.wire.name != "float32" else 0
-        whole = empty(air + h + older + behind, self.backend.array(initial))
+        air = size.table if self.wire.name != "float32" else 0
+        whole = empty(air + size.table + size.older, self.backend.array(initial))
         self.table = whole[air:]
-        half, space = self.table[:h], self.table[h + older :]  # gradients are spent before anything is forged
+        half = self.table[:h]
+        space = self.table[h + size.older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
         self.gradients, self.budget = private(spec, task, sizes, self.backend)
         if self.budget is not None and change is not None:
             raise ValueError(
                 "problem= may change the local step, so its privacy could not be counted: leave it out"
             )
-        local = self._local(self.gradients, optimizer, space)
+        local = build_local(spec, task, self.gradients, optimizer, len(self.rows), space, self.backend)
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         deliver = self._deliver(attack, line9, half, whole, air)
         outer = NesterovOuter(spec.outer_lr, spec.outer_momentum) if spec.outer == "nesterov" else None
@@ -170,15 +115,6 @@ class Simulation:
         if isinstance(self.state.x, np.ndarray):
             rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
 
-    def _warn_of_idle_workers(self) -> None:
-        busy = sum(shard.start < shard.stop for shard in self.shards)
-        if busy < self.workers.size and self.workers.rank == 0:
-            log.warning(
-                "%d of %d workers have nothing to do: %d nodes are %s of local work",
-                self.workers.size - busy, self.workers.size, self.nodes,
-                count(-(-self.nodes // self.unit), "unit"),
-            )  # fmt: skip
-
     def _deliver(self, attack: Attack, line9: Aggregation, half: Models, whole: Models, air: int) -> Deliver:
         """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and
         stands in the first rows (``air``) of the whole."""
@@ -190,26 +126,6 @@ class Simulation:
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])
         return coded if air else self.network
-
-    def _local(self, gradients: Any, optimizer: Any, scratch: Models) -> "MomentumSGD | TorchSteps":
-        """Lines 3-6 as the Spec has them; what makes gradients private comes before the optimiser."""
-        s = self.spec
-        common: dict[str, Any] = {
-            "steps": s.local_steps,
-            "nodes": len(self.rows),
-            "scratch": scratch,
-            "backend": self.backend,
-        }
-
-        def rate(t: int) -> float:
-            return s.rate(of_round(t))
-
-        if s.optimizer == "momentum":
-            return MomentumSGD(gradients, rate, s.momentum, s.weight_decay, **common)
-        make = factory(optimizer or s.optimizer, s.rate(1), s.weight_decay, s.optimizer_params)
-        module = getattr(self.task, "module", None)
-        shapes = [(self.task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
-        return TorchSteps(gradients, make, rate, shapes, **common)
 
     def _windows(self, local: Any, line9: Aggregation, outer: Any, change: Any) -> AsynchronousRounds:
         """Rounds without a barrier."""
@@ -251,19 +167,6 @@ class Simulation:
     def _everyone(self, own: Models) -> Models:
         """The rows of all workers."""
         return own if self.workers.size == 1 else self.workers.rows(own, self.shards)
-
-    def _check_memory(self, needed: int, answers: int) -> None:
-        """ValueError if the workers on this machine need more than it has."""
-        device = free_device_memory(self.spec.device)
-        free, here = free_memory() if device is None else device, self.workers.here
-        here = here if device is None else sharing(self.spec.device, here)
-        if free is not None and needed * here > free:
-            each = f" for each of {here} workers" if here > 1 else ""
-            raise ValueError(
-                f"{self.nodes:,} models of {self.task.d:,} numbers and {answers:,} answers a round need "
-                f"{human_bytes(needed)}{each}, and {human_bytes(free)} are free here: fewer nodes, a smaller "
-                "model, or workers on more machines"
-            )
 
     def _ids(self, t: int) -> Integers:
         """(h,) the node numbers of all rows."""

@@ -7,9 +7,9 @@ one that is finished; their digests tell folders apart and no more.
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,11 @@ from torch import Tensor, nn
 
 from rpel import component, data, models
 from rpel.algorithm import Problem
-from rpel.attacks import Poison
-from rpel.backend.base import Backend, backend
 from rpel.data import Dataset, trees, user
 from rpel.record import OWN
 from rpel.runs.certificate import versions
-from rpel.simulation.methods import ResolvedSpec, resolve
+from rpel.simulation.methods import resolve
 from rpel.spec import Spec
-from rpel.tasks import Classification, Trigger
 from rpel.tasks.checks import check_loss
 from rpel.tasks.task import Loss, metrics
 from rpel.types import Integers
@@ -225,108 +222,6 @@ def _check_network(own: Objects, dataset: Dataset) -> None:
 
 def _has_floats(tree: Any) -> bool:
     return any(getattr(value, "dtype", np.dtype(bool)).kind == "f" for _, value in trees.leaves(tree))
-
-
-# --- the task -----------------------------------------------------------------------------------------------
-
-
-def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
-    """Who computes, on which device: of several workers on a machine each has its own.
-    ValueError where it is not."""
-    if spec.backend != "torch":
-        return backend(spec.backend)
-    from rpel.backend.devices import local_device, missing
-    from rpel.backend.torch import Torch
-
-    device = local_device(spec.device, local_rank)
-    if (why := missing(device)) is not None:
-        raise ValueError(f"device {spec.device!r} is not available here: {why}; the nearest is 'cpu'")
-    return cast(Backend, Torch(device))
-
-
-def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None) -> Classification:
-    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor,
-    also of those.
-
-    arrays: the backend of the run; a task lives where its arrays do.
-    """
-    dataset, h = inputs.dataset, spec.nodes - spec.byzantine
-    module = inputs.module
-    if module is None:
-        module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
-        if dataset.mean is None and models.takes_numbers(spec.model) and dataset.train_x.dtype.kind != "f":
-            dataset = replace(dataset, mean=(0.0,), std=(1.0,))  # whole numbers, or pixels from 0 to 1
-    made = spec.adversary
-    trains = made.trains
-    hostile = _hostile(spec) if trains else []
-    shards: Any = inputs.shards
-    tests = None
-    if spec.partition == "owner":
-        shards, tests = _by_owner(spec, dataset)
-    elif shards is None:
-        shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
-    if trains and isinstance(shards, list):
-        honest = np.setdiff1d(np.arange(spec.nodes), hostile)
-        shards = dict(zip(honest.tolist(), shards, strict=True))
-    make: Callable[..., Classification] = Classification
-    if spec.backend == "torch":
-        from rpel.tasks.device import DeviceTask
-
-        make = partial(DeviceTask, cast(Any, arrays or build_backend(spec)))
-    return make(
-        dataset,
-        shards,
-        module,
-        inputs.loss,
-        inputs.metric,
-        batch_size=spec.batch_size,
-        seed=spec.seed,
-        flipped=hostile,
-        trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
-        tests=tests,
-    )
-
-
-def _hostile(spec: ResolvedSpec) -> list[int]:
-    """Who is hostile in round 1, as the simulator will place them."""
-    _, roster, _ = spec.network
-    return [int(i) for i in np.flatnonzero(roster.hostile(1))]
-
-
-def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
-    """Of each honest node all training and test examples of one owner;
-    hostile nodes take theirs out of it."""
-    if dataset.writers is None:
-        raise ValueError(
-            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try "
-            "'dirichlet'"
-        )
-    held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
-    if spec.adversary.trains:
-        raise ValueError(
-            f"attack {spec.attack!r} trains on all data, and partition 'owner' gives none to hostile nodes"
-        )
-    _, roster, _ = spec.network
-    honest = [held[i] for i in roster.honest_ids(1)]
-    if dataset.test_writers is None:
-        return honest, None
-    return honest, [np.flatnonzero(dataset.test_writers == dataset.writers[part[0]]) for part in honest]
-
-
-def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
-    """Who holds which training examples."""
-    labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
-    if spec.partition == "virtual":
-        return data.virtual(labels, nodes, float(spec.alpha), seed)
-    if spec.partition == "iid":
-        return data.iid(np.zeros(dataset.size, np.int64), nodes, batch, seed)
-    if spec.partition == "dirichlet":
-        return data.dirichlet(labels, nodes, float(spec.alpha), batch, seed)
-    if dataset.writers is None:
-        raise ValueError(
-            f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"
-        )
-    return data.by_writer(dataset.writers, nodes, batch, seed)
 
 
 # --- digests ------------------------------------------------------------------------------------------------

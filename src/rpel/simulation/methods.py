@@ -13,7 +13,6 @@ from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
 from rpel.graphs import Graph, honest_first, most_central, random_graph
-from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
 from rpel.simulation.asynchrony import Schedule, slowness
 from rpel.simulation.network import Roster
@@ -289,14 +288,6 @@ def remark(spec: Spec, resolved: ResolvedSpec) -> str | None:
 
 
 # --- what a Spec builds -------------------------------------------------------------------------------------
-
-
-def build_rule(spec: ResolvedSpec) -> Rule:
-    """The rule of the run, made to survive b̂ hostile answers;
-    epidemic learning averages however few have come."""
-    if METHODS[spec.method].peers in ("push", "regular"):
-        return rule_by_name(spec.rule)
-    return rule_by_name(spec.rule, f=spec.b_hat)
 
 
 def build_network(spec: ResolvedSpec, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:

@@ -15,6 +15,7 @@ from rpel.runs import run as finished
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import Row
 from rpel.runs.folder import RunFolder
+from rpel.simulation.build import build_backend, build_task
 from rpel.simulation.callbacks import (
     Callback,
     Checkpoint,
@@ -29,7 +30,7 @@ from rpel.simulation.callbacks import (
 )
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluate import Metrics
-from rpel.simulation.inputs import Inputs, build_backend, build_task
+from rpel.simulation.inputs import Inputs
 from rpel.simulation.methods import METHODS, ResolvedSpec
 from rpel.simulation.workers import ALONE, Communicator
 from rpel.spec import spec_hash, to_toml

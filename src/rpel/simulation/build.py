@@ -1,0 +1,272 @@
+"""From a Spec and its data to the parts of Algorithm 1's problem, and the memory that they need.
+
+The buffers: models and momenta (c, d) of this worker's c nodes, and the table. The table's first h rows are
+the half-step models of all nodes; the rows behind them hold gradients in the local step and forged vectors in
+the exchange. Nothing else of that size is ever made.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+
+from rpel import data, models
+from rpel.attacks import Poison
+from rpel.backend.base import Backend, backend
+from rpel.backend.devices import free_memory as free_device_memory
+from rpel.backend.devices import sharing
+from rpel.data import Dataset
+from rpel.learning import MomentumSGD
+from rpel.optimizers import TorchSteps, factory
+from rpel.processes import free_memory
+from rpel.rules import Rule
+from rpel.rules import rule as rule_by_name
+from rpel.simulation.asynchrony import of_round
+from rpel.simulation.inputs import Inputs
+from rpel.simulation.methods import METHODS, ResolvedSpec
+from rpel.simulation.network import victim_by_victim
+from rpel.simulation.workers import Communicator, Shards
+from rpel.tasks import Classification, Objective, Trigger
+from rpel.text import count, human_bytes
+from rpel.types import Arrays, Integers, Models
+
+log = logging.getLogger("rpel")
+ANSWER_BYTES = 64
+"""Memory of an answer beside the model: who is asked, the row of the answer, and its place in the order."""
+
+
+def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
+    """Who computes, on which device: of several workers on a machine each has its own.
+    ValueError where it is not."""
+    if spec.backend != "torch":
+        return backend(spec.backend)
+    from rpel.backend.devices import local_device, missing
+    from rpel.backend.torch import Torch
+
+    device = local_device(spec.device, local_rank)
+    if (why := missing(device)) is not None:
+        raise ValueError(f"device {spec.device!r} is not available here: {why}; the nearest is 'cpu'")
+    return cast(Backend, Torch(device))
+
+
+def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None) -> Classification:
+    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor,
+    also of those.
+
+    arrays: the backend of the run; a task lives where its arrays do.
+    """
+    dataset, h = inputs.dataset, spec.nodes - spec.byzantine
+    module = inputs.module
+    if module is None:
+        module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
+        if dataset.mean is None and models.takes_numbers(spec.model) and dataset.train_x.dtype.kind != "f":
+            dataset = replace(dataset, mean=(0.0,), std=(1.0,))  # whole numbers, or pixels from 0 to 1
+    made = spec.adversary
+    trains = made.trains
+    hostile = _hostile(spec) if trains else []
+    shards: Any = inputs.shards
+    tests = None
+    if spec.partition == "owner":
+        shards, tests = _by_owner(spec, dataset)
+    elif shards is None:
+        shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
+    if trains and isinstance(shards, list):
+        honest = np.setdiff1d(np.arange(spec.nodes), hostile)
+        shards = dict(zip(honest.tolist(), shards, strict=True))
+    make: Callable[..., Classification] = Classification
+    if spec.backend == "torch":
+        from rpel.tasks.device import DeviceTask
+
+        make = partial(DeviceTask, cast(Any, arrays or build_backend(spec)))
+    return make(
+        dataset,
+        shards,
+        module,
+        inputs.loss,
+        inputs.metric,
+        batch_size=spec.batch_size,
+        seed=spec.seed,
+        flipped=hostile,
+        trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
+        tests=tests,
+    )
+
+
+def _hostile(spec: ResolvedSpec) -> list[int]:
+    """Who is hostile in round 1, as the simulator will place them."""
+    _, roster, _ = spec.network
+    return [int(i) for i in np.flatnonzero(roster.hostile(1))]
+
+
+def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
+    """Of each honest node all training and test examples of one owner;
+    hostile nodes take theirs out of it."""
+    if dataset.writers is None:
+        raise ValueError(
+            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try "
+            "'dirichlet'"
+        )
+    held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
+    if spec.adversary.trains:
+        raise ValueError(
+            f"attack {spec.attack!r} trains on all data, and partition 'owner' gives none to hostile nodes"
+        )
+    _, roster, _ = spec.network
+    honest = [held[i] for i in roster.honest_ids(1)]
+    if dataset.test_writers is None:
+        return honest, None
+    return honest, [np.flatnonzero(dataset.test_writers == dataset.writers[part[0]]) for part in honest]
+
+
+def shared_out(spec: ResolvedSpec, dataset: Dataset, nodes: int) -> Any:
+    """Who holds which training examples."""
+    labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
+    if spec.partition == "virtual":
+        return data.virtual(labels, nodes, float(spec.alpha), seed)
+    if spec.partition == "iid":
+        return data.iid(np.zeros(dataset.size, np.int64), nodes, batch, seed)
+    if spec.partition == "dirichlet":
+        return data.dirichlet(labels, nodes, float(spec.alpha), batch, seed)
+    if dataset.writers is None:
+        raise ValueError(
+            f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"
+        )
+    return data.by_writer(dataset.writers, nodes, batch, seed)
+
+
+def build_rule(spec: ResolvedSpec) -> Rule:
+    """The rule of the run, made to survive b̂ hostile answers;
+    epidemic learning averages however few have come."""
+    if METHODS[spec.method].peers in ("push", "regular"):
+        return rule_by_name(spec.rule)
+    return rule_by_name(spec.rule, f=spec.b_hat)
+
+
+def build_local(
+    spec: ResolvedSpec, task: Objective, gradients: Any, optimizer: Any, nodes: int, scratch: Models,
+    arrays: Backend,
+) -> MomentumSGD | TorchSteps:  # fmt: skip
+    """Build lines 3-6 of so many nodes; ``gradients`` are the task's, or private ones."""
+    common: dict[str, Any] = {
+        "steps": spec.local_steps, "nodes": nodes, "scratch": scratch, "backend": arrays,
+    }  # fmt: skip
+
+    def rate(t: int) -> float:
+        return spec.rate(of_round(t))
+
+    if spec.optimizer == "momentum":
+        return MomentumSGD(gradients, rate, spec.momentum, spec.weight_decay, **common)
+    make = factory(optimizer or spec.optimizer, spec.rate(1), spec.weight_decay, spec.optimizer_params)
+    module = getattr(task, "module", None)
+    shapes = [(task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
+    return TorchSteps(gradients, make, rate, shapes, **common)
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many rows of a model's size a worker holds, and how many answers it handles in a round."""
+
+    own: int
+    """Nodes of this worker."""
+    half: int
+    """Half-step models, of all nodes."""
+    behind: int
+    """Rows of the table for gradients and forged vectors."""
+    older: int
+    """Rows for versions that are replaced within a window of an asynchronous run."""
+    answers: int
+
+    @classmethod
+    def of(cls, spec: ResolvedSpec, own: int | None = None) -> "Size":
+        """Return the size of a run on a worker with that many nodes; left out: with all of them."""
+        attack, everybody = spec.adversary, spec.adversary.trains
+        half = spec.nodes if everybody else spec.nodes - spec.byzantine
+        own = half if own is None else own
+        alone = victim_by_victim(attack, spec.consistent)
+        behind, older = own if everybody or alone else half, half if spec.asynchronous else 0
+        return cls(own, half, behind, older, spec.network[0].widest * (own if alone else half))
+
+    @property
+    def table(self) -> int:
+        return self.half + self.behind
+
+
+def memory_needed(spec: ResolvedSpec, size: Size, row_bytes: int, task_bytes: int = 0) -> int:
+    """Return the bytes that a worker of this size needs, beside the data and the libraries.
+
+    Models and momenta; what another optimiser, an outer step or a uniform output remembers of each node; the
+    table, once more as it was encoded; and what an attack that searches compares.
+
+    Args:
+        row_bytes: of one model.
+        task_bytes: what the task keeps on the device.
+    """
+    each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
+    each += 4 * spec.asynchronous  # copies of nodes that act together: models, momenta, half-steps, results
+    searched = 4 * size.behind * spec.adversary.searches  # honest means, aggregates, and the best so far
+    encoded = spec.wire != "float32"
+    rows = each * size.own + size.table * (1 + encoded) + size.older + searched
+    return rows * row_bytes + ANSWER_BYTES * size.answers + task_bytes
+
+
+def check_memory(spec: ResolvedSpec, size: Size, task: Objective, here: int, row_bytes: int) -> None:
+    """Raise ValueError if the ``here`` workers on this machine need more memory than is free."""
+    needed = memory_needed(spec, size, row_bytes, int(getattr(task, "device_bytes", 0)))
+    device = free_device_memory(spec.device)
+    free = free_memory() if device is None else device
+    here = here if device is None else sharing(spec.device, here)
+    if free is not None and needed * here > free:
+        each = f" for each of {here} workers" if here > 1 else ""
+        raise ValueError(
+            f"{size.half:,} models of {task.d:,} numbers and {size.answers:,} answers a round need "
+            f"{human_bytes(needed)}{each}, and {human_bytes(free)} are free here: use fewer nodes, a smaller "
+            "model, or workers on more machines"
+        )
+
+
+# --- several workers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Published:
+    """Lines 3-6 of one worker's nodes, whose half-steps stand in the table of every worker.
+
+    half: the table's rows of all nodes. pieces: the rows of every worker, cut;
+    each is sent while the next is computed.
+    """
+
+    local: "MomentumSGD | TorchSteps"
+    half: Models
+    workers: Communicator
+    pieces: list[Shards]
+    mine: slice
+
+    def init(self) -> tuple[Models, Arrays]:
+        """The models and the local state of this worker's nodes."""
+        return self.local.init()
+
+    def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
+        """The half-steps of this worker's nodes; everybody's stand in the table."""
+        with self.workers.gathering(self.half, self.pieces) as ready:
+            for piece in self.pieces[self.workers.rank]:
+                own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)
+                part = {key: array[own] for key, array in state.items()}
+                self.local(x[own], part, nodes[own], t, out=self.half[piece])
+                ready(piece)
+        return self.half[self.mine], state
+
+
+def warn_of_idle_workers(shards: Shards, nodes: int, unit: int) -> None:
+    """Log a warning if there is less work than workers."""
+    idle = sum(shard.start == shard.stop for shard in shards)
+    if idle:
+        log.warning(
+            "%d of %d workers have nothing to do: %d nodes are %s of local work",
+            idle, len(shards), nodes, count(-(-nodes // unit), "unit"),
+        )  # fmt: skip

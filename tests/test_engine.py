@@ -406,7 +406,7 @@ def test_violations_name_the_node_and_its_round() -> None:
 
 def test_workers_without_a_unit_of_work_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Together(Quadratic):
-        unit = 8  # as many nodes as an engine takes at once
+        nodes_per_call = 8  # as many nodes as an engine takes at once
 
     with caplog.at_level("WARNING", "rpel"):
         Simulation(resolve(BASE), Together(), Group(0, 4, 4))

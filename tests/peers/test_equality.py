@@ -86,7 +86,7 @@ class Paced(Node):
         return offsets
 
 
-class LeastSquares:
+class LeastSquares(Objective):
     """Linear regression in float64, five examples a step, each member with targets of its own."""
 
     def __init__(self, d: int = 20, examples: int = 40) -> None:

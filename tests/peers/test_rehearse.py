@@ -16,7 +16,7 @@ CLINIC = """
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rpel.tasks import Task
+from rpel.tasks import Objective, Task
 
 def task(data):
     x = np.loadtxt(data, dtype=np.float32)
@@ -28,7 +28,7 @@ def numbers(data):
     return Task(torch.nn.Linear(2, 1), (x[:150], x[:150, :1]), (x[150:], x[150:, :1]), F.mse_loss)
 
 def other():
-    class Mine:
+    class Mine(Objective):
         d, layout = 6, {"weight": (2, 2), "bias": (2,)}
         local_state = gradient = evaluate = None
     return Mine()

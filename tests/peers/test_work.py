@@ -362,8 +362,9 @@ def test_wrong_hyperparameter_is_refused(table: dict[str, object], words: str) -
 
 OWN = """
 import numpy as np
+from rpel.tasks import Objective
 
-class QuadraticLearner:
+class QuadraticLearner(Objective):
     d, layout = 3, {"w": (3,)}
     def __init__(self, index, hyperparameters):
         self.index, self.pull = index, hyperparameters["pull"]
@@ -411,7 +412,7 @@ def test_incomplete_user_task_names_what_it_lacks(tmp_path: Path, monkeypatch: p
     for name, words in {
         "bowls:nothing": "module bowls has no 'nothing'",
         "bowl:ready": "cannot be imported",
-        "bowls:empty": "is a int without d",
+        "bowls:empty": "is a int: give an rpel.tasks.Task",
     }.items():
         with pytest.raises(ValueError, match=words):
             task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, layout=layout)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rpel.randomness import stream
+from rpel.tasks import Objective
 from rpel.types import Integers, Models
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class Quadratic(Objective):
     """f_i(x) = ½ ‖x − c_i‖², all coordinates of c_i the same number, around 1 and apart by about 1."""
 
     d: int
@@ -24,7 +25,7 @@ class Quadratic:
     noise: float
 
     @property
-    def layout(self) -> dict[str, tuple[int, ...]]:
+    def layout(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
         return {"x": (self.d,)}
 
     def local_state(self, h: int) -> Models:

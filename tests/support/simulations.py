@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,17 @@ from rpel.simulation.engine import Simulation
 from rpel.simulation.methods import resolve
 from rpel.simulation.network import Ask, SimulatedNetwork
 from rpel.spec import Spec
+from rpel.tasks import Objective
 from rpel.types import Arrays, Integers, Models, Received
 
 Array = NDArray[Any]
 
 
-class Quadratic:
+class Quadratic(Objective):
     """Node i pulls towards its own target, with noise from coordinates: f_i(x) = ‖x − c_i‖² / 2."""
 
     d = 7
-    layout: ClassVar[dict[str, tuple[int, ...]]] = {"x": (7,)}
+    layout = {"x": (7,)}  # noqa: RUF012
 
     def __init__(self, nodes: int = 12, noise: float = 0.1) -> None:
         self.targets = np.random.default_rng(0).normal(size=(nodes, self.d)) * 0.3 + 1

@@ -160,8 +160,7 @@ def build_local(
     if spec.optimizer == "momentum":
         return MomentumSGD(gradients, rate, spec.momentum, spec.weight_decay, **common)
     make = factory(optimizer or spec.optimizer, spec.rate(1), spec.weight_decay, spec.optimizer_params)
-    module = getattr(task, "module", None)
-    shapes = [(task.d,)] if module is None else [tuple(p.shape) for p in module.parameters()]
+    shapes = list(task.layout.values())
     return TorchSteps(gradients, make, rate, shapes, **common)
 
 
@@ -217,7 +216,7 @@ def memory_needed(spec: ResolvedSpec, size: Size, row_bytes: int, task_bytes: in
 
 def check_memory(spec: ResolvedSpec, size: Size, task: Objective, here: int, row_bytes: int) -> None:
     """Raise ValueError if the ``here`` workers on this machine need more memory than is free."""
-    needed = memory_needed(spec, size, row_bytes, int(getattr(task, "device_bytes", 0)))
+    needed = memory_needed(spec, size, row_bytes, task.device_bytes)
     device = free_device_memory(spec.device)
     free = free_memory() if device is None else device
     here = here if device is None else sharing(spec.device, here)

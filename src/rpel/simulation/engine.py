@@ -31,7 +31,6 @@ from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
     Evaluation,
-    evaluate,
     gradient_norms,
     spread,
     squared_norm,
@@ -76,8 +75,8 @@ class Simulation:
         self.topology, self.roster, self.graph = spec.network
         self.everybody = attack.trains  # under label flip the hostile nodes train too
         h = self.nodes = Size.of(spec).half
-        self.unit: int = getattr(task, "unit", 1)
-        if getattr(task, "divisible", False):
+        self.unit = task.nodes_per_call
+        if task.any_grouping:
             self.unit = min(self.unit, -(-h // workers.size))
         self.shards = workers.shards(h, self.unit)
         self.mine = self.shards[workers.rank]
@@ -94,7 +93,7 @@ class Simulation:
         half = self.table[:h]
         space = self.table[h + size.older :]  # gradients are spent before anything is forged
         line9 = Aggregation(rule, spec.rounds, spec.seed, self._ids, self.backend)
-        self.gradients, self.budget = private(spec, task, sizes, self.backend)
+        self.gradients, self.budget = private(spec, task, sizes)
         if self.budget is not None and change is not None:
             raise ValueError(
                 "problem= may change the local step, so its privacy could not be counted: leave it out"
@@ -312,7 +311,7 @@ class Simulation:
         for done, part in self._parts(1 if look is None else _LOOKS):
             if look is not None and done:
                 look(done)
-            columns = evaluate(self.task, x[part], local[part], subset, self.rows[part])
+            columns = self.task.measure(x[part], local[part], subset, self.rows[part])
             names, found = (
                 list(columns),
                 [*found, np.stack(list(columns.values()), axis=1).astype(np.float64)],
@@ -329,20 +328,14 @@ class Simulation:
         return ((p / parts, slice(a, b)) for p, (a, b) in enumerate(pairwise(edges)))
 
     @property
-    def measures(self) -> dict[str, bool]:
+    def measures(self) -> Mapping[str, bool]:
         """The names of the task's metrics, and whether more of each is better."""
-        found: dict[str, bool] = getattr(self.task, "measures", {})
-        return found
+        return self.task.measures
 
     def evaluate_initial(self, subset: NDArray[np.int64] | None) -> dict[str, float]:
         """What the model shows that all nodes begin with; of their own data nothing is said."""
         x, local = self.backend.array(self.task.initial()[None]), self.backend.array(self.task.local_state(1))
-        measure = getattr(self.task, "measure", None)
-        found = (
-            dict(zip(("accuracy", "loss"), self.task.evaluate(x, local, subset), strict=True))
-            if measure is None
-            else measure(x, local, subset)
-        )
+        found = self.task.measure(x, local, subset)
         return {name: float(column[0]) for name, column in found.items()}
 
     def models(self) -> Models:

@@ -17,8 +17,8 @@ from rpel.backend.base import Backend, backend
 from rpel.runs.columns import COLUMNS, METRIC, Row
 from rpel.runs.journal import number
 from rpel.simulation.workers import ALONE, Communicator
-from rpel.tasks import Classification, Objective
-from rpel.types import Floats, Integers, Models, RoundInfo
+from rpel.tasks import Objective
+from rpel.types import Floats, Models, RoundInfo
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Evaluation:
     attack_success: Floats | None = None
     output_accuracy: Floats | None = None
     metrics: dict[str, Floats] = field(default_factory=dict)
-    better: dict[str, bool] = field(default_factory=dict)
+    better: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -56,18 +56,6 @@ class Evaluation:
 GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
 """‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples:
 at all of them it would cost rounds."""
-
-
-def evaluate(
-    task: Objective, x: Models, local: Models, subset: Integers | None, rows: Integers
-) -> dict[str, NDArray[np.float64]]:
-    """Columns (h,) of the models of the nodes in these rows: accuracy, loss, metrics as ``metric.<name>``,
-    and the success of a backdoor, where there is one."""
-    if not isinstance(task, Classification):
-        return dict(zip(("accuracy", "loss"), task.evaluate(x, local, subset), strict=True))
-    found = task.measure(x, local, subset) | task.measure_own(x, local, rows)
-    success = task.attack_success(x, local, subset)
-    return found if success is None else found | {"attack_success": success}
 
 
 def gradient_norms(

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from rpel import privacy
-from rpel.backend.base import Backend
 from rpel.learning import Gradients
 from rpel.privacy import Budget
 from rpel.simulation.methods import ResolvedSpec
-from rpel.tasks import Classification, Objective
-from rpel.tasks.private import PrivateGradients
+from rpel.tasks import Objective
 
 log = logging.getLogger("rpel")
 
@@ -26,25 +24,23 @@ def is_private(spec: ResolvedSpec) -> bool:
 
 
 def private(
-    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None, arrays: Backend | None = None
+    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None
 ) -> tuple[Gradients, Budget | None]:
     """The gradients of a run, and its budget where there is noise;
     the task's own and None without such fields.
 
-    sizes, arrays: see :class:`PrivateGradients`.
+    sizes: see :meth:`Objective.private`.
     """
     _check(spec)
     if spec.max_grad_norm is None:
         return task, None
-    if not isinstance(task, Classification):
-        raise ValueError("max_grad_norm needs a task with examples")
     norm = spec.max_grad_norm
-    plain = PrivateGradients(task, norm, sizes=sizes, arrays=arrays)
-    counts = [plain.sizes.get(node, len(own)) for node, own in task.examples.held.items()]
+    plain = task.private(norm, sizes=sizes)
+    counts = list(plain.counts.values())
     rates = np.array([_rate(spec, count) for count in counts])
     if spec.target_delta is None:
         return plain, None
-    _check_data(task)
+    plain.check_disjoint()
     if weak := privacy.weak_delta(spec.target_delta, min(counts)):
         log.warning("%s", weak)
     noise, steps = spec.noise_multiplier, spec.local_steps * spec.rounds
@@ -53,7 +49,7 @@ def private(
         noise = privacy.noise_for(spec.target_epsilon, float(rates.max()), steps, spec.target_delta)
     budget = Budget(noise, norm, spec.target_delta, rates, spec.local_steps, spec.rounds, spec.target_epsilon)
     budget.check(1)
-    return PrivateGradients(task, norm, noise, sizes=sizes, arrays=arrays), budget
+    return task.private(norm, noise, sizes=sizes), budget
 
 
 def _rate(spec: ResolvedSpec, examples: int) -> float:
@@ -89,20 +85,4 @@ def _check(spec: ResolvedSpec) -> None:
         raise ValueError(
             "partition 'virtual' shares examples between nodes, so no node could protect its own: the "
             "nearest is 'iid'"
-        )
-
-
-def _check_data(task: Classification) -> None:
-    """ValueError where examples are held twice, or shown in the evaluation."""
-    held, dataset = np.concatenate(list(task.examples.held.values())), task.examples.dataset
-    if len(np.unique(held)) < len(held):
-        raise ValueError(
-            "an example is held by several nodes, so none of them could protect it: give each its own"
-        )
-    same = dataset.train_x is dataset.test_x
-    if isinstance(dataset.train_x, np.ndarray) and isinstance(dataset.test_x, np.ndarray):
-        same = same or np.array_equal(dataset.train_x, dataset.test_x)
-    if same:
-        raise ValueError(
-            "the test examples are the training examples, which accuracies would tell of: give others"
         )

@@ -140,7 +140,7 @@ class Run:
             metrics=self.simulation.measures,
             privacy=None if self.simulation.budget is None else self.simulation.budget.statement(),
         )
-        module = getattr(self.simulation.task, "module", None)
+        module = self.simulation.task.module
         nodes = self.metrics.nodes()
         result = finished.Run(
             self.spec.replace(),

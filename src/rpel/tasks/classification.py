@@ -7,7 +7,7 @@ Invariants:
 """
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from rpel.tasks.checks import check_classes, check_fit, check_module, first_line
 from rpel.tasks.convolution import ConvolutionEngine
 from rpel.tasks.dropout import altered
 from rpel.tasks.linear import LinearEngine, recognise
+from rpel.tasks.objective import Columns, Draw, Objective
+from rpel.tasks.private import PrivateGradients
 from rpel.tasks.task import Engine, Loss, Metric, metrics, tensor
 from rpel.tasks.vmap import VmapEngine
 from rpel.types import Floats, Integers
@@ -35,7 +37,7 @@ _KEPT = 16_000_000  # numbers of test examples that an evaluation keeps ready fo
 _FEW, _WAVE = 8, 4  # of so few nodes, full gradients on so many blocks of examples are computed side by side
 
 
-class Classification:
+class Classification(Objective):
     """The task of classifying a data set's examples with a network; node i trains on ``shards[i]``.
 
     shards: indices by node, or a Virtual partition; they belong to the honest nodes. Nodes in ``flipped``
@@ -61,6 +63,8 @@ class Classification:
     >>> bool(accuracy.min() > 0.6)
     True
     """
+
+    module: nn.Module
 
     def __init__(
         self,
@@ -148,13 +152,12 @@ class Classification:
         return first, second
 
     @property
-    def unit(self) -> int:
-        """How many nodes take a step together: results do not depend on which nodes stand beside such a
-        unit."""
+    def nodes_per_call(self) -> int:  # type: ignore[override]
+        """Nodes whose steps are computed together."""
         return self.engine.together(self.batch_size)
 
     @property
-    def layout(self) -> dict[str, tuple[int, ...]]:
+    def layout(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
         """The module's trained parameters in their order: name and shape."""
         return shapes(self.module)
 
@@ -211,7 +214,7 @@ class Classification:
 
     def over_nodes(self, work: Callable[[slice], None], nodes: int) -> None:
         """work(slice of nodes) over all nodes, as many at once as the engine likes."""
-        size = self.unit
+        size = self.nodes_per_call
         share(
             lambda u: work(slice(u * size, min(nodes, (u + 1) * size))), -(-nodes // size), self.engine.serial
         )
@@ -223,14 +226,21 @@ class Classification:
 
         The accuracy is NaN where targets are no classes.
         """
-        scores = self.measure(x, local, subset)
+        scores = self._measured(x, local, subset)
         return scores["accuracy"], scores["loss"]
 
     def measure(
-        self, x: Floats, local: Floats, subset: Integers | None = None
-    ) -> dict[str, NDArray[np.float64]]:
-        """Accuracy, loss and each metric by its name, (h,) each,
-        on the test examples `subset` (all if left out)."""
+        self, x: Floats, local: Floats, subset: Integers | None = None, ids: Integers | None = None
+    ) -> Columns:
+        """Accuracy, loss, metrics, and the success of a backdoor where there is one."""
+        columns = self._measured(x, local, subset)
+        if ids is not None:
+            columns |= self._measured_own(x, local, ids)
+        success = self.attack_success(x, local, subset)
+        return columns if success is None else columns | {"attack_success": success}
+
+    def _measured(self, x: Floats, local: Floats, subset: Integers | None) -> Columns:
+        """Accuracy, loss and each metric by its name, (h,) each."""
         self._check(x, local, len(x))
         rows = np.arange(self.examples.dataset.test_size) if subset is None else np.asarray(subset, np.int64)
         scores = self._scored(x, local, rows, self.examples.tested)
@@ -249,7 +259,7 @@ class Classification:
             if name != "own_accuracy" or self.engine.accuracy
         }
 
-    def measure_own(self, x: Floats, local: Floats, ids: Integers) -> dict[str, NDArray[np.float64]]:
+    def _measured_own(self, x: Floats, local: Floats, ids: Integers) -> dict[str, NDArray[np.float64]]:
         """Accuracy and loss, (h,) each, of nodes ids (h,), each on the test examples that are its own;
         {} without."""
         if self.tests is None:
@@ -322,7 +332,7 @@ class Classification:
     def _groups(self, nodes: int) -> list[slice]:
         """The nodes that are evaluated at once: units cut where they are too large,
         so that whole units share none."""
-        size, unit = self.engine.together(), self.unit
+        size, unit = self.engine.together(), self.nodes_per_call
         units = [range(first, min(first + unit, nodes)) for first in range(0, nodes, unit)]
         return [slice(at, min(at + size, rows.stop)) for rows in units for at in rows[::size]]
 
@@ -332,6 +342,16 @@ class Classification:
         inputs = self.examples.test(rows, dtype)
         self.examples.patch(inputs, np.ones(len(rows), bool))
         return inputs, torch.full((len(rows),), int(self.examples.trigger.target))
+
+    def private(
+        self,
+        max_grad_norm: float,
+        noise_multiplier: float = 0.0,
+        draw: Draw | None = None,
+        sizes: Mapping[int, int] | None = None,
+    ) -> PrivateGradients:
+        """Gradients of this task with each example's clipped, and noise on their sum."""
+        return PrivateGradients(self, max_grad_norm, noise_multiplier, draw, sizes)
 
     def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
         """∇F_H (c, d) at each model of x (c, d):

@@ -255,16 +255,16 @@ class DeviceTask(Classification):
         """As everywhere, on the device."""
         return self.data.batch(rows, ids, dtype, *varied)
 
-    divisible = True
+    any_grouping = True
     """Results are equal up to rounding, so workers may share what one would take together."""
 
     @property
-    def unit(self) -> int:
+    def nodes_per_call(self) -> int:  # type: ignore[override]
         """How many nodes take a step together."""
         return self.chunk
 
     @property
-    def device_bytes(self) -> int:
+    def device_bytes(self) -> int:  # type: ignore[override]
         """What a run takes on the device beside its models: data,
         and room for steps and for pieces of aggregation."""
         return self.data.nbytes + self.step_bytes + self.arrays.budget

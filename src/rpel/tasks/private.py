@@ -13,25 +13,23 @@ Plain twin: a loop over examples, in tests/test_privacy.py.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import nn
 
 from rpel.backend.arrays import empty, standard_normal
-from rpel.backend.base import Backend, backend
 from rpel.randomness import stream
 from rpel.tasks.autograd import Copy
-from rpel.tasks.classification import Classification
+from rpel.tasks.objective import Draw
 from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers
 
-Draw = Callable[[str, int, int, int], Generator]
-"""draw(purpose, t, k, node): a generator for local step k of a node in round t."""
+if TYPE_CHECKING:
+    from rpel.tasks.classification import Classification
 
 
 class PrivateGradients:
@@ -41,10 +39,10 @@ class PrivateGradients:
     from; by default the task's seed, which is right for simulations and wrong where others know the seed.
     sizes: N of nodes for which others count another number of examples than they hold,
     as an audit does that adds and leaves out some.
-    arrays: the backend of the models; NumPy's by default.
 
     >>> from rpel.data import iid, load
     >>> from rpel.models import model
+    >>> from rpel.tasks import Classification
     >>> sample = load()
     >>> task = Classification(sample, iid(sample.train_y, 4, 25, seed=0), model("linear"), batch_size=25,
     ...     seed=0)
@@ -57,12 +55,11 @@ class PrivateGradients:
 
     def __init__(
         self,
-        task: Classification,
+        task: "Classification",
         max_grad_norm: float,
         noise_multiplier: float = 0.0,
         draw: Draw | None = None,
         sizes: Mapping[int, int] | None = None,
-        arrays: Backend | None = None,
     ) -> None:
         check_module(task.module)
         check_forward(task.module, task.probe()[0])
@@ -76,8 +73,33 @@ class PrivateGradients:
             )
         self.task, self.max_grad_norm, self.noise_multiplier = task, max_grad_norm, noise_multiplier
         self.engine, self.sizes = task.engine_by_example(), dict(sizes or {})
-        self.arrays = arrays or backend("plain")
         self.draw = draw or (lambda purpose, t, k, node: stream(task.seed, (purpose, k), t, node))
+
+    @property
+    def batch_size(self) -> int:
+        """The nominal batch size B₀."""
+        return self.task.batch_size
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """N of each honest node."""
+        held = self.task.examples.held
+        return {node: self.sizes.get(node, len(own)) for node, own in held.items()}
+
+    def check_disjoint(self) -> None:
+        """ValueError where an example is held by two nodes, or also shown in the evaluation."""
+        held, dataset = np.concatenate(list(self.task.examples.held.values())), self.task.examples.dataset
+        if len(np.unique(held)) < len(held):
+            raise ValueError(
+                "an example is held by several nodes, so none of them could protect it: give each its own"
+            )
+        same = dataset.train_x is dataset.test_x
+        if isinstance(dataset.train_x, np.ndarray) and isinstance(dataset.test_x, np.ndarray):
+            same = same or np.array_equal(dataset.train_x, dataset.test_x)
+        if same:
+            raise ValueError(
+                "the test examples are the training examples, which accuracies would tell of: give others"
+            )
 
     def initial(self) -> Floats:
         """The common initial model (d,)."""

@@ -1,5 +1,4 @@
-"""What the simulator and the peers ask of a task (`Objective`), what a task asks of an engine, and how
-engines share the cores.
+"""What a task asks of an engine, and how engines share the cores.
 
 Invariant: a unit of work is fixed by the shapes alone and computed by one thread, with torch held to one
 thread inside it. So results do not depend on the number of threads, bit for bit; two threads with whole nodes
@@ -12,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,47 +84,6 @@ def _metric(name: str, one: Any) -> Metric:
     if not callable(one):
         raise ValueError(f"metric {name!r} is a {type(one).__name__}: give a function metric(output, target)")
     return Metric(one, getattr(one, "higher_is_better", None) is not False)
-
-
-class Objective(Protocol):
-    """A loss for every node, its stochastic gradient and its accuracy. Models are rows of one (h, d)
-    array."""
-
-    d: int
-    """Number of parameters."""
-
-    @property
-    def layout(self) -> Mapping[str, tuple[int, ...]]:
-        """Name and shape of each parameter, in the order of the vector: values are matched by name,
-        never by place."""
-
-    def initial(self) -> NDArray[np.float32]:
-        """The common initial model (d,), from the seed."""
-
-    def local_state(self, h: int) -> NDArray[np.float32]:
-        """What stays with h nodes and is never exchanged (BatchNorm's statistics), as it is at first: (h,
-        q)."""
-
-    def gradient(
-        self, x: Floats, local: Floats, ids: Integers, t: int, k: int, out: Floats | None = None
-    ) -> tuple[Floats, Floats]:
-        """Algorithm 1, lines 3-4: stochastic gradients (h, d) at x (h, d) of nodes ids (h,),
-        and the new local state.
-
-        The batch comes from coordinates (seed, ("batch", k), t, node) and nothing else.
-        """
-
-    def evaluate(
-        self, x: Floats, local: Floats, subset: Integers | None = None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Accuracy (h,) and loss (h,) of each model on the test examples `subset`, or on all of them.
-
-        The accuracy is NaN where targets are no classes.
-        """
-
-    def full_gradient(self, x: Floats, local: Floats, size: int | None = None) -> Floats:
-        """The gradient of F_H, the mean of the honest nodes' losses, at each model;
-        on `size` examples if given."""
 
 
 class Engine(ABC):

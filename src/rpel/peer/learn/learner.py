@@ -220,8 +220,8 @@ class TaskLearner:
     def buffers(self) -> Mapping[str, NDArray[Any]]:
         """What the task's module has beside the trained parameters: buffers, with the values in the local
         state, and frozen parameters; nothing where the task has no module."""
-        module, begin, values_by_name = getattr(self._task, "module", None), 0, dict[str, NDArray[Any]]()
-        if not isinstance(module, nn.Module):
+        module, begin, values_by_name = self._task.module, 0, dict[str, NDArray[Any]]()
+        if module is None:
             return values_by_name
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
@@ -329,8 +329,7 @@ def _side_by_side(mark: NDArray[np.uint8], arrays: Arrays) -> tuple[NDArray[np.u
 def _mark(task: Objective, hyper: Training) -> bytes:
     """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers; and
     of the optimiser, if it is not the paper's."""
-    module = getattr(task, "module", None)
-    buffers = module.named_buffers() if isinstance(module, nn.Module) else ()
+    buffers = () if task.module is None else task.module.named_buffers()
     named = [*task.layout.items(), ("", ()), *((name, tuple(buffer.shape)) for name, buffer in buffers)]
     text = repr([(name, tuple(map(int, shape))) for name, shape in named])
     if hyper.optimizer != "momentum":
@@ -349,14 +348,15 @@ def own_task(name: str, folder: Path, arguments: Mapping[str, Any]) -> Task | Ob
         supplied = supplied(**{key: value for key, value in arguments.items() if key in known})
     if isinstance(supplied, Task):
         return supplied
-    missing = [
-        key for key in ("d", "layout", "local_state", "gradient", "evaluate") if not hasattr(supplied, key)
-    ]
-    if missing:
+    if not isinstance(supplied, Objective):
         raise ValueError(
-            f"task {name!r} is a {type(supplied).__name__} without {missing[0]}: see rpel.tasks.Task"
+            f"task {name!r} is a {type(supplied).__name__}: give an rpel.tasks.Task, or derive its class "
+            "from rpel.tasks.Objective"
         )
-    task: Objective = supplied
+    missing = [key for key in ("d", "layout") if not hasattr(supplied, key)]
+    if missing:
+        raise ValueError(f"task {name!r} is a {type(supplied).__name__} without {missing[0]}")
+    task = supplied
     if sum(math.prod(shape) for shape in task.layout.values()) != task.d:
         raise ValueError(f"task {name!r} says d = {task.d}, but its layout is {dict(task.layout)}")
     return task

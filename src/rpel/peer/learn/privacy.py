@@ -20,7 +20,7 @@ from numpy.random import Generator, Philox
 from rpel import privacy
 from rpel.peer.config.settings import Config
 from rpel.privacy import Budget
-from rpel.tasks import Classification, Objective
+from rpel.tasks import Objective
 from rpel.tasks.private import PrivateGradients
 
 log = logging.getLogger("rpel")
@@ -85,12 +85,9 @@ def private(
         raise ValueError(
             "peer.toml asks for noise without target_delta: one far below one over your examples"
         )
-    if not isinstance(task, Classification):
-        raise ValueError(
-            f"a {type(task).__name__} has no single examples to clip: give an rpel.Task, or no noise"
-        )
-    examples = len(task.examples.held[index])
-    rate, first = privacy.rate(task.batch_size, examples), config.unspent_rounds or 0
+    clipped = task.private(norm)
+    examples = clipped.counts[index]
+    rate, first = privacy.rate(clipped.batch_size, examples), config.unspent_rounds or 0
     if weak := privacy.weak_delta(delta, examples):
         log.warning("%s", weak)
     steps, noise = local_steps * max(0, rounds - first), config.noise_multiplier
@@ -111,7 +108,7 @@ def private(
         delta,
         rounds,
     )
-    return Private(PrivateGradients(task, norm, noise, draw=from_os), budget)
+    return Private(task.private(norm, noise, draw=from_os), budget)
 
 
 def _check_silent(config: Config, asked: Mapping[str, float]) -> None:

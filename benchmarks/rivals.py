@@ -48,7 +48,8 @@ SCORED = 4, 250  # nodes and test examples: CIFAR-10's network takes three milli
 
 def ours(name: str, data_dir: str | None) -> Simulation:
     """The simulation of a work, as rpel runs it."""
-    spec = resolve(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
+    run = resolve(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
+    spec = run.spec
     h, batch = spec.nodes - spec.byzantine, spec.batch_size
     if name == "cifar10-20":
         data = load("cifar10", data_dir) if data_dir else _like_cifar()
@@ -61,7 +62,7 @@ def ours(name: str, data_dir: str | None) -> Simulation:
         shards = dirichlet(data.train_y, h, 1.0, batch, seed=0)
     network = {"cifar10-20": "cifar10", "n=10,000 d=650": "linear"}.get(name, "mnist")
     return Simulation(
-        spec, Classification(data, shards, model(network, data.shape, dropout=0.0), batch_size=batch, seed=0)
+        run, Classification(data, shards, model(network, data.shape, dropout=0.0), batch_size=batch, seed=0)
     )
 
 

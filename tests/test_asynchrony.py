@@ -48,7 +48,7 @@ def balanced(round: int, models: Models) -> Models:
 
 def by_events(spec: Spec, aggregate: Aggregate = trimmed) -> Any:
     """The models at the end of an asynchronous run under FOE, from a heap of events."""
-    task, plan, at = Quadratic(), resolve(spec), schedule(resolve(spec))
+    task, plan, at = Quadratic(), resolve(spec), schedule(resolve(spec).spec)
     ids, h, L = at.ids, len(at.ids), at.wait
     row = {int(node): r for r, node in enumerate(ids)}
     x, momentum = np.zeros((h, 7)), np.zeros((h, 7))
@@ -96,7 +96,7 @@ def test_windows_equal_a_loop_over_all_events() -> None:
 
 def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
     spec = SLOWED.replace(speeds=[1.0, 1.25, 1.5] * 5, jitter=0.0, latency=0.25)
-    at = schedule(resolve(spec))
+    at = schedule(resolve(spec).spec)
     first = at.lasts(1)
     assert np.isin(first + at.wait, first).any(), "some node reads when another one publishes"
     np.testing.assert_allclose(by_windows(spec), by_events(spec), rtol=1e-9, atol=1e-12)
@@ -104,7 +104,7 @@ def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
 
 def test_balance_decays_with_the_round_however_often_a_node_aggregates() -> None:
     spec = SLOWED.replace(speeds=[0.2, 1.0, 1.7] * 5, rule="balance")
-    assert schedule(resolve(spec)).most > 1
+    assert schedule(resolve(spec).spec).most > 1
     np.testing.assert_allclose(by_windows(spec), by_events(spec, balanced), rtol=1e-9, atol=1e-12)
 
 
@@ -140,10 +140,10 @@ def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -
 def test_planned_b_hat_holds_over_the_aggregations_of_an_asynchronous_run(slowness: float) -> None:
     fields: dict[str, Any] = {"nodes": 60, "byzantine": 10, "pull": 20, "rounds": 20}
     resolved = resolve(Spec(**fields, asynchronous=True, speeds=[slowness] * 60))
-    n = schedule(resolved).aggregations()
+    n = schedule(resolved.spec).aggregations()
     law = stats.hypergeom(59, 10, 20).cdf(np.arange(11))
-    assert resolved.b_hat == int(np.argmax(law**n >= resolved.confidence))
-    synchronous = int(np.argmax(law ** (50 * 20) >= resolved.confidence))
+    assert resolved.b_hat == int(np.argmax(law**n >= resolved.spec.confidence))
+    synchronous = int(np.argmax(law ** (50 * 20) >= resolved.spec.confidence))
     assert (resolved.b_hat > synchronous, resolved.b_hat < synchronous) == (slowness < 1, slowness > 1)
 
 
@@ -153,7 +153,7 @@ def test_planned_b_hat_holds_over_the_aggregations_of_an_asynchronous_run(slowne
 def test_aggregation_count_is_known_in_advance_and_certified() -> None:
     fields = SMALL | {"rounds": 6, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.3}
     result = rpel.simulate("linear", **fields)
-    n = schedule(resolve(Spec(**fields))).aggregations()
+    n = schedule(resolve(Spec(**fields)).spec).aggregations()
     said = result.certificate
     assert said["aggregations"] == said["plan"]["aggregations"] == n == sum(said["histogram"])
     assert said["plan"]["probability"] == probability(12, 2, 6, 6, 2, n)

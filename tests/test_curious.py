@@ -14,7 +14,7 @@ from scipy import stats
 import rpel as package
 from rpel import inference
 from rpel.experiments import curious
-from rpel.simulation.inputs import Objects, loader
+from rpel.simulation.inputs import Inputs, loader
 from rpel.simulation.run import prepared
 from rpel.spec import Spec
 
@@ -108,7 +108,7 @@ RUN: dict[str, Any] = {
 
 
 def test_left_out_examples_are_never_drawn() -> None:
-    resolved, inputs = prepared(Spec(**RUN), Objects(), loader())
+    resolved, inputs = prepared(Spec(**RUN), Inputs(), loader())
     stage = curious._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
     coins = np.random.default_rng(0)
     play = curious._Play(coins.random(len(stage.own)) < 0.5, coins.random(100) < 0.5, 0)

@@ -24,7 +24,7 @@ from rpel.simulation import engine
 from rpel.simulation import workers as launch
 from rpel.simulation.build import build_backend, build_task
 from rpel.simulation.engine import Simulation
-from rpel.simulation.inputs import Objects, gather
+from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.methods import resolve
 from rpel.tasks.device import DeviceTask
 from support import device_cases
@@ -227,11 +227,11 @@ def test_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) ->
 @pytest.mark.parametrize(("preset", "d"), [("cifar10-100", 1_310_922), ("resnet18-cifar10", 11_173_962)])
 def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data: Path) -> None:
     wanted = resolve(spec.load(preset).replace(backend="torch", batch_size=2, data_dir=str(shared_data)))
-    arrays = build_backend(wanted)
-    run = Simulation(wanted, build_task(wanted, gather(wanted, Objects()), arrays), arrays=arrays)
+    arrays = build_backend(wanted.spec)
+    run = Simulation(wanted, build_task(wanted, gather(wanted, Inputs()), arrays), arrays=arrays)
     for _ in range(2):
         assert np.isfinite(run.step().consensus)
-    assert run.state.x.shape == (wanted.nodes - wanted.byzantine, d)
+    assert run.state.x.shape == (wanted.spec.nodes - wanted.spec.byzantine, d)
 
 
 @pytest.mark.integration

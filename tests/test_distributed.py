@@ -20,7 +20,7 @@ from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
 from rpel.simulation import workers as launch
 from rpel.simulation.api import simulate
-from rpel.simulation.inputs import Objects, gather
+from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
@@ -100,7 +100,7 @@ def different(cases: list[dict[str, Any]], tmp_path: Path, *sizes: int) -> list[
             spec = resolve(Spec(**case))
             folder = RunFolder(tmp_path / "1" / str(number))
             with folder.locked():
-                Run(spec, gather(spec, Objects()), folder).result()
+                Run(spec, gather(spec, Inputs()), folder).result()
             for size in sizes:
                 files = differences(folder.path, tmp_path / str(size) / str(number))
                 found += [(size, case, files)] if files else []

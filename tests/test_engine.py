@@ -19,7 +19,7 @@ from rpel.rules import aggregate_or_keep
 from rpel.runs.certificate import certificate
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluate import spread
-from rpel.simulation.methods import ResolvedSpec, resolve
+from rpel.simulation.methods import Resolved, resolve
 from rpel.simulation.network import Roster
 from rpel.simulation.workers import Group
 from rpel.spec import load
@@ -31,22 +31,23 @@ from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation,
 Array = NDArray[Any]
 
 
-def paper(spec: ResolvedSpec, task: Quadratic) -> Array:
+def paper(run: Resolved, task: Quadratic) -> Array:
     """The models after all rounds of the plain page, with a FOE adversary;
     hostile nodes are numbered last there."""
+    spec = run.spec
     n, h = spec.nodes, spec.nodes - spec.byzantine
     hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
     row = np.argsort(np.concatenate([honest, np.flatnonzero(hostile)]))
 
     def draw(t: int, i: int) -> Array:
-        return np.asarray(row[Pull(n, spec.pull, spec.seed).sample(t, honest[[i]])[0]])
+        return np.asarray(row[Pull(n, run.pull, spec.seed).sample(t, honest[[i]])[0]])
 
     def gradient(x: Array, i: int, t: int, k: int) -> Array:
         return np.asarray(task.gradient(x[None], np.zeros((1, 1)), np.array([i]), t, k)[0][0])
 
     problem = plain(
-        gradient, task.initial(), nodes=n, byzantine=n - h, pull=spec.pull, b_hat=spec.b_hat, lr=spec.rate,
+        gradient, task.initial(), nodes=n, byzantine=n - h, pull=run.pull, b_hat=run.b_hat, lr=spec.rate,
         beta=spec.momentum, decay=spec.weight_decay, steps=spec.local_steps, draw=draw,
     )  # fmt: skip
     state = init(problem)
@@ -104,13 +105,14 @@ class Wide(Classification):
     ids=["rpel", "graph", "fang"],
 )
 def test_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[str, Any]) -> None:
-    spec = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
+    resolved = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
+    spec = resolved.spec
     dataset = data.load("mnist-sample")
     shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
     values = {}
     for name in ("numba", "plain"):
         task = Wide(dataset, shards, lambda: model(spec.model), batch_size=spec.batch_size, seed=0)
-        run = Simulation(spec, task, arrays=backend(name))
+        run = Simulation(resolved, task, arrays=backend(name))
         infos = [run.step(measured=True) for _ in range(spec.rounds)]
         values[name] = np.r_[run.models().ravel(), [info.consensus for info in infos]]
     np.testing.assert_allclose(values["plain"], values["numba"], rtol=0, atol=1e-9)

@@ -83,7 +83,7 @@ def test_full_scale_panels_have_the_papers_sizes() -> None:
         ("femnist-b3-local1", "femnist-30"),
     ):
         alie = sized(find(name), Scale.FULL).runs[2][0]
-        assert spec_hash(resolve(alie), {}) == spec_hash(resolve(load(preset)), {})
+        assert spec_hash(resolve(alie).spec, {}) == spec_hash(resolve(load(preset)).spec, {})
 
 
 def test_mean_and_worst_show_the_same_runs() -> None:
@@ -339,8 +339,8 @@ def test_femnist_is_made_from_files_in_leaf_format(tmp_path: Path) -> None:
 
 
 def test_impossible_panel_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gather(spec: Any, *rest: Any) -> Any:
-        raise ValueError(f"{spec.dataset} is not here")
+    def gather(run: Any, *rest: Any) -> Any:
+        raise ValueError(f"{run.spec.dataset} is not here")
 
     monkeypatch.setattr(reproduce, "gather", gather)
     work = reproduce.prepare(["femnist-b0-local1", "fraction-1000"], "full", tmp_path)

@@ -175,12 +175,12 @@ def test_graphs_and_pushes_need_memory_by_their_messages_and_not_by_pairs_of_nod
     method: str, graph: str
 ) -> None:
     nodes = 10_000
-    spec = resolve(
-        Spec(nodes=nodes, byzantine=200, pull=5, b_hat=2, method=method, graph=graph, placement="adversarial")
+    spec = Spec(
+        nodes=nodes, byzantine=200, pull=5, b_hat=2, method=method, graph=graph, placement="adversarial"
     )
 
     def work() -> None:
-        topology, roster, _ = build_network(spec)
+        topology, roster, _ = build_network(spec, 5)
         ids = roster.honest_ids(1)
         assert topology.sample(1, ids).shape[1] <= topology.widest
         topology.weights(ids)
@@ -413,6 +413,6 @@ def test_flooding_breaks_pushing_where_pulling_stands() -> None:
     "fields", [{"attack": "spectral"}, {"attack": "strongest", "attack_params": {"of": "all"}}]
 )
 def test_attack_limited_in_nodes_is_refused_by_resolve(fields: dict[str, Any]) -> None:
-    assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack == fields["attack"]
+    assert resolve(Spec(nodes=2200, byzantine=200, **fields)).attack.name == fields["attack"]
     with pytest.raises(ValueError, match=r"2000.*2001"):
         resolve(Spec(nodes=2201, byzantine=200, **fields))

@@ -24,7 +24,7 @@ from rpel.runs.run import Run
 from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, resume, simulate
-from rpel.simulation.inputs import Objects
+from rpel.simulation.inputs import Inputs
 from rpel.simulation.network import Roster
 from rpel.spec import Spec
 from support.own import blobs
@@ -187,7 +187,7 @@ def test_missing_result_files_are_named() -> None:
         with pytest.raises(ValueError, match=r"'cuda'.*CPU-only.*'cpu'"):
             tiny(None, device="cuda")
     with pytest.raises(ValueError, match=r"rpel\.simulate"):
-        runs.run(Spec(dataset="own"), Objects())
+        runs.run(Spec(dataset="own"), Inputs())
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:

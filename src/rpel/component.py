@@ -14,17 +14,15 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from importlib.util import find_spec
 from inspect import Parameter, signature
-from itertools import count
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from rpel.errors import unknown
 
@@ -293,36 +291,6 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-_HANDED: MutableMapping[str, Any] = WeakValueDictionary()
-"""User-supplied objects by the names they were given, while somebody holds them."""
-_KEPT: dict[str, Any] = {}
-"""Those that do not say when they are gone."""
-
-
-def named(thing: Any) -> str:
-    """A name ``module:object`` under which :func:`load` finds a user-supplied object, while it lives.
-
-    No two living objects share one, so that of two lambdas each is found.
-
-    >>> named(len), load(named(len), "rule") is len
-    ('builtins:len', True)
-    >>> one, other = (lambda x: 1), (lambda x: 2)
-    >>> load(named(one), "rule") is one, load(named(other), "rule") is other
-    (True, True)
-    """
-    own = getattr(thing, "name", None) or getattr(thing, "__qualname__", type(thing).__qualname__)
-    first = f"{getattr(thing, '__module__', None) or type(thing).__module__}:{own}".replace("+", "-")
-    where = _HANDED if getattr(type(thing), "__weakrefoffset__", 0) else _KEPT
-    names = (first if i == 1 else f"{first}-{i}" for i in count(1))
-    name = next(name for name in names if (held := _handed(name)) is None or held is thing)
-    where[name] = thing
-    return name
-
-
-def _handed(name: str) -> Any:
-    return _HANDED.get(name, _KEPT.get(name))
-
-
 def load(name: str, what: str, folder: Path | None = None) -> Any:
     """The object that ``module:object`` names; ValueError in one sentence if it is not there.
 
@@ -334,8 +302,6 @@ def load(name: str, what: str, folder: Path | None = None) -> Any:
     Traceback (most recent call last):
     ValueError: rule 'math:sqr': module math has no 'sqr'
     """
-    if (handed := _handed(name)) is not None:
-        return handed
     module, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ValueError(f"{what} {name!r} is not of the form module:name")

@@ -226,11 +226,12 @@ def _memory(preset: str | None) -> Iterator[Check]:
     from rpel.simulation.methods import resolve
     from rpel.spec import load
 
-    spec = resolve(load(preset))
+    run = resolve(load(preset))
+    spec = run.spec
     shapes = {"heart-disease": (HEART_FEATURES,), "cifar10": (3, 32, 32), "mnist-8x8": (1, 8, 8)}
     shape = shapes.get(spec.dataset, (1, 28, 28))  # models of text take no shape
     d = parameter_count(model(spec.model, shape))
-    needed = memory_needed(spec, Size.of(spec), row_bytes=4 * d) + LIBRARIES
+    needed = memory_needed(run, Size.of(run), row_bytes=4 * d) + LIBRARIES
     detail = f"{preset} needs about {human_bytes(needed)} (d = {d:,})"
     detail += f"; {human_bytes(total)} are free" if total else ""
     remedy = "fewer --nodes, a smaller --model, or a larger machine"

@@ -1,18 +1,18 @@
 """Every rule, attack and method once, as small specifications for the checks of the torch backend."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rpel import data
-from rpel.attacks import attack
 from rpel.attacks.forgeries import ATTACKS
 from rpel.backend.torch import Torch
 from rpel.models import model
 from rpel.rules.registry import RULES
 from rpel.simulation.build import build_task
-from rpel.simulation.inputs import Inputs
-from rpel.simulation.methods import METHODS, ResolvedSpec, resolve
+from rpel.simulation.inputs import Gathered
+from rpel.simulation.methods import METHODS, Resolved, resolve
 from rpel.spec import Spec
 from rpel.tasks import Classification
 
@@ -77,29 +77,31 @@ def _own_pull(name: str) -> Fields:
     )
 
 
-def resolved(fields: Fields, **more: Any) -> ResolvedSpec:
+def resolved(fields: Fields, **more: Any) -> Resolved:
     """The specification of a case."""
     given = {**SMALL, **fields, **more}
     return resolve(Spec(**{key: value for key, value in given.items() if value is not None}))
 
 
-def task_of(spec: ResolvedSpec, arrays: Torch | None = None) -> Classification:
+def task_of(run: Resolved, arrays: Torch | None = None) -> Classification:
     """The task of a case, on the host or where these arrays are; cases that train alike share one."""
-    shared = spec.attack if attack(spec.attack, **spec.attack_params).trains else None
+    spec = run.spec
+    shared = spec.attack if run.attack.trains else None
     key = (arrays is None, spec.dataset, spec.model, spec.nodes, shared)
     if key not in _tasks:
-        _tasks[key] = _made(spec, arrays)
+        _tasks[key] = _made(run, arrays)
     return _tasks[key]
 
 
 _tasks: dict[Any, Classification] = {}
 
 
-def _made(spec: ResolvedSpec, arrays: Torch | None) -> Classification:
+def _made(run: Resolved, arrays: Torch | None) -> Classification:
+    spec = run.spec
     dataset = data.load(spec.dataset)
-    inputs = Inputs(dataset, model(spec.model, dataset.shape, dataset.classes, seed=0), None)
-    chosen = spec.model_copy(update={"backend": "torch" if arrays else "numba"})
-    return build_task(chosen, inputs, arrays)
+    inputs = Gathered(dataset, model(spec.model, dataset.shape, dataset.classes, seed=0), None)
+    chosen = spec.replace(backend="torch" if arrays else "numba")
+    return build_task(replace(run, spec=chosen), inputs, arrays)
 
 
 def largest(x: Any) -> float:

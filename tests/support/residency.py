@@ -113,8 +113,8 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
     """Two rounds of a case and their evaluation; raises where something leaves the device,
     or is of numbers that it does not have."""
     array_functions.WITHOUT_FLOAT64 = {"dev"} if kind is Narrow else set()
-    spec, arrays, mode = resolved(cases()[name]), kind("dev"), FakeTensorMode(allow_non_fake_inputs=False)
-    task = copy.copy(task_of(spec, Torch()))
+    made, arrays, mode = resolved(cases()[name]), kind("dev"), FakeTensorMode(allow_non_fake_inputs=False)
+    task = copy.copy(task_of(made, Torch()))
     assert isinstance(task, DeviceTask)
     initial, stored = task.initial(), task.local_state(1)
     task.initial = lambda: initial  # type: ignore[method-assign]
@@ -122,14 +122,14 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
     task.arrays = arrays
     task.use("alone" if name.endswith("alone") else "unfold")
     task.engine_by_example = lambda: task.engine  # type: ignore[method-assign]
-    if spec.max_grad_norm is not None:  # masks of dropout are of batches of one
+    if made.spec.max_grad_norm is not None:  # masks of dropout are of batches of one
         example = task.examples.batch(np.zeros((1, 1), np.int64), None, torch.float32)[0][0]
         many: Any = getattr(task.engine, "many", task.engine)
         many.prepare(example, torch.float32)
     made_beforehand(task.engine, mode)
     with mode:
         task.data = DeviceExamples(task.examples, arrays)
-        run = Simulation(spec, task, arrays=arrays)
+        run = Simulation(made, task, arrays=arrays)
         break_on_purpose(run, broken)
         arrays.sent.clear()
         with Watch() as seen:

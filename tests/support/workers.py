@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rpel.runs.folder import RunFolder
 from rpel.simulation import workers as launch
-from rpel.simulation.inputs import Objects, gather
+from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
@@ -22,7 +22,7 @@ def main(cases: Path, out: Path, size: int) -> None:
     with pinned(1), launch.joined(Spec(workers=size)) as workers:
         for number, fields in enumerate(json.loads(cases.read_text())):
             spec = resolve(Spec(**fields))
-            inputs = gather(spec, Objects())
+            inputs = gather(spec, Inputs())
             workers.agree(str(number))
             folder, before = RunFolder(out / str(number)), workers.received
             with folder.locked() if workers.rank == 0 else nullcontext():

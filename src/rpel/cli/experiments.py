@@ -214,7 +214,8 @@ def _split(text: str | None) -> list[str]:
 def _tell_needed(base: "Spec", work: "Sweep", console: Console) -> None:
     """Print how long the open runs will take, from rounds that are measured now."""
     from rpel.experiments.estimate import costs
-    from rpel.simulation.inputs import Objects, gather
+    from rpel.simulation.inputs import Inputs, gather
+    from rpel.simulation.methods import resolve
 
     specs = [(state.status, state.cell.spec) for state in work.states]
     waiting = [spec for status, spec in specs if status == "waiting" and spec is not None]
@@ -223,7 +224,7 @@ def _tell_needed(base: "Spec", work: "Sweep", console: Console) -> None:
     console.print(f"runs: {len(waiting) + done}, finished before: {done}, cannot run: {unable}", markup=False)
     if not waiting:
         return
-    inputs = {str(base.dataset): gather(base, Objects())}
+    inputs = {str(base.dataset): gather(resolve(base), Inputs())}
     start = time.process_time()  # what this process needed to get so far, every run's process will need again
     measured = costs(waiting, inputs, _kind)
     seconds = sum(start + measured[_kind(spec)].seconds(spec) for spec in waiting) / work.jobs

@@ -34,8 +34,8 @@ from rpel.randomness import stream
 from rpel.record import OWN
 from rpel.simulation.build import build_task
 from rpel.simulation.engine import Simulation
-from rpel.simulation.inputs import Download, Inputs, Objects, loader
-from rpel.simulation.methods import ResolvedSpec
+from rpel.simulation.inputs import Download, Gathered, Inputs, loader
+from rpel.simulation.methods import Resolved, build_network
 from rpel.simulation.run import pinned, prepared
 from rpel.spec import Spec
 from rpel.tasks import Classification
@@ -111,7 +111,7 @@ class Findings:
 
 def attack(
     spec: Spec,
-    own: Objects | None = None,
+    own: Inputs | None = None,
     *,
     victim: int | None = None,
     canaries: int = 200,
@@ -140,12 +140,12 @@ def attack(
         raise ValueError(f"delta {delta:g} is not a probability between 0 and 1")
     if points < 1:
         raise ValueError(f"a curve needs at least 1 point, not {points}")
-    resolved, inputs = prepared(spec, own or Objects(), loader(download))
-    if not clipping and resolved.max_grad_norm is None:
+    resolved, inputs = prepared(spec, own or Inputs(), loader(download))
+    if not clipping and resolved.spec.max_grad_norm is None:
         raise ValueError(
             "this run does not clip, so clipping cannot be switched off: leave --without-clipping out"
         )
-    with pinned(resolved.threads), one_torch_thread():
+    with pinned(resolved.spec.threads), one_torch_thread():
         stage = _Stage(resolved, inputs, canaries, seed, victim, clipping)
         return stage.findings(shadows, points, delta, progress or (lambda what, t, rounds: None))
 
@@ -235,9 +235,9 @@ class _Stage:
     """The run, the victim, and what is put beside its examples."""
 
     def __init__(
-        self, spec: ResolvedSpec, inputs: Inputs, canaries: int, seed: int, victim: int | None, clipping: bool
+        self, run: Resolved, inputs: Gathered, canaries: int, seed: int, victim: int | None, clipping: bool
     ) -> None:
-        task = build_task(spec, inputs)
+        spec, task = run.spec, build_task(run, inputs)
         held = task.examples.held
         if not held:
             raise ValueError(
@@ -250,7 +250,7 @@ class _Stage:
             raise ValueError(
                 f"victim {row} is none of the {len(held)} honest nodes: the last is {len(held) - 1}"
             )
-        self.spec, self.inputs, self.clipping, self.seed = spec, inputs, clipping, seed
+        self.run, self.spec, self.inputs, self.clipping, self.seed = run, spec, inputs, clipping, seed
         self.module, self.metric_free = task.module, replace(inputs, metric=None)
         self.nodes, self.shards = list(held), list(held.values())
         self.place, self.row = row, self.nodes[row]
@@ -289,10 +289,12 @@ class _Stage:
     def _simulation(self, play: _Play) -> tuple[Simulation, Classification]:
         there = np.concatenate([self.own[play.examples], self.planted[play.canaries]])
         shards = [there if i == self.place else own for i, own in enumerate(self.shards)]
-        spec = self.spec.model_copy(update={"partition": OWN, "seed": play.seed})
+        spec = self.spec.replace(partition=OWN, seed=play.seed)
+        network = build_network(spec, self.run.pull, self.run.attack.flood)
+        run = replace(self.run, spec=spec, network=network)
         given = replace(self.metric_free, dataset=self.dataset, shards=shards, module=self.module)
-        task = build_task(spec, given)
-        simulation = Simulation(spec, task, optimizer=self.inputs.optimizer, sizes={self.row: len(self.own)})
+        task = build_task(run, given)
+        simulation = Simulation(run, task, optimizer=self.inputs.optimizer, sizes={self.row: len(self.own)})
         if not self.clipping:
             _unclipped(simulation)
         return simulation, task

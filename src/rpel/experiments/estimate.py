@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rpel.attacks import attack
-from rpel.simulation.inputs import Inputs
+from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import pinned
 from rpel.simulation.runner import Run
@@ -56,7 +56,7 @@ def searches(spec: Spec) -> bool:
     return False
 
 
-def measure(spec: Spec, inputs: Inputs) -> Cost:
+def measure(spec: Spec, inputs: Gathered) -> Cost:
     """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
     with pinned(spec.threads):
         begun = time.perf_counter()
@@ -76,7 +76,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def costs(
-    specs: Iterable[Spec], inputs: Mapping[str, Inputs], kind: Callable[[Spec], str] = kind
+    specs: Iterable[Spec], inputs: Mapping[str, Gathered], kind: Callable[[Spec], str] = kind
 ) -> dict[str, Cost]:
     """The measured cost of each kind among these runs, of the dearest; nothing for a run that cannot begin.
 

@@ -31,7 +31,7 @@ from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run
 from rpel.runs.table import Table
 from rpel.simulation.callbacks import Progress
-from rpel.simulation.inputs import Download, Inputs, Objects, gather, loader
+from rpel.simulation.inputs import Download, Gathered, Inputs, gather, loader
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import folder_name, placed, run
 from rpel.spec import Spec
@@ -164,7 +164,7 @@ def shortened(spec: Spec, part: float) -> Spec:
         if isinstance(spec.lr, float | str)
         else tuple((round(part * last), rate) for last, rate in spec.lr)
     )
-    return planned.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
+    return planned.spec.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // _POINTS))
 
 
 def _note(panel: Panel, scale: Scale, specs: list[Spec], resized: list[Spec], made_seeds: int) -> str:
@@ -236,13 +236,13 @@ class Datasets:
 
     def __init__(self, download: Download | None) -> None:
         self.download = download
-        self.held: dict[str, Inputs] = {}
+        self.held: dict[str, Gathered] = {}
         self.missing: dict[str, str] = {}
 
-    def take(self, spec: Spec) -> Inputs:
+    def take(self, spec: Spec) -> Gathered:
         if spec.dataset not in self.held and spec.dataset not in self.missing:
             try:
-                self.held[spec.dataset] = gather(spec, Objects(), loader(self.download))
+                self.held[spec.dataset] = gather(resolve(spec), Inputs(), loader(self.download))
             except (ValueError, OSError) as error:
                 self.missing[spec.dataset] = str(error)
         if spec.dataset in self.missing:
@@ -301,9 +301,9 @@ class Folders:
 
     def of(self, spec: Spec, reuse: bool) -> Path:
         resolved, inputs = resolve(spec), self.datasets.take(spec)
-        name = folder_name(resolved, inputs)
+        name = folder_name(resolved.spec, inputs)
         if name not in self.found:
-            self.found[name] = placed(resolved, inputs, reuse=reuse)
+            self.found[name] = placed(resolved.spec, inputs, reuse=reuse)
         return self.found[name]
 
 

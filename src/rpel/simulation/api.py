@@ -11,12 +11,13 @@ from torch import nn
 
 from rpel.algorithm import Problem
 from rpel.attacks import Attack
-from rpel.component import check_callable, named
+from rpel.attacks import attack as make_attack
+from rpel.component import check_callable
 from rpel.models import Factory
 from rpel.rules import Rule
 from rpel.runs.run import Run, Runs
 from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
-from rpel.simulation.inputs import Download, Objects
+from rpel.simulation.inputs import Download, Inputs
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.run import run as _run
 from rpel.spec import DatasetName, MethodName, Spec
@@ -196,13 +197,12 @@ def simulate(
     given: dict[str, Any] = {**_OPTIONS, **others, "seeds": seeds}
     options = {key: given.pop(key) for key in _OPTIONS}
     rule, attack, out = given.get("rule"), given.get("attack", "alie"), options["out"]
-    code = not isinstance(rule, str | None) or not (isinstance(attack, str) or _is_ours(attack))
     objects = {key: options[key] for key in ("metric", "collate")}
     if options["task"] is not None:
-        own = _of_task(options["task"], code, model=model, train=train, test=test, loss=loss, **objects)
+        own = _of_task(options["task"], model=model, train=train, test=test, loss=loss, **objects)
         model = options["task"].module
     else:
-        own = Objects(None if isinstance(model, str) else model, train, test, loss, code=code, **objects)
+        own = Inputs(None if isinstance(model, str) else model, train, test, loss, **objects)
     own = replace(own, callbacks=tuple(options["callbacks"]), problem=options["problem"])
     if not isinstance(given.get("optimizer", ""), str):
         own = replace(own, optimizer=given.pop("optimizer"))
@@ -212,9 +212,12 @@ def simulate(
         check_model(model)
     if rule is not None and not isinstance(rule, str):
         check_callable(rule, "rule")
-        given["rule"] = named(rule)
-    if not isinstance(attack, str):
-        given |= _as_text(attack, given.get("attack_params", {}))
+        own = replace(own, rule=given.pop("rule"))
+    if _is_ours(attack):
+        given |= _as_text(attack)
+    elif not isinstance(attack, str):
+        check_callable(attack, "attack")
+        own = replace(own, attack=make_attack(given.pop("attack"), **given.pop("attack_params", {})))
     if given.get("data_dir") is not None:
         given["data_dir"] = str(given["data_dir"])
     if out is not None:
@@ -245,24 +248,21 @@ def _is_ours(attack: Any) -> bool:
     return isinstance(attack, Attack) and attack.built_in
 
 
-def _of_task(task: Task, code: bool, **others: Any) -> Objects:
+def _of_task(task: Task, **others: Any) -> Inputs:
     """What a task holds; ValueError where something stands beside it."""
     if not isinstance(task, Task):
         raise ValueError(f"task is a {type(task).__name__}: give a rpel.tasks.Task(model, train, test)")
     twice = [key for key, value in others.items() if value is not None]
     if twice:
         raise ValueError(f"task= brings its own {twice[0]}: leave {twice[0]}= out, or task=")
-    return Objects(task.module, task.dataset, None, task.loss, task.metric, code=code, shards=task.shards)
+    return Inputs(task.module, task.dataset, None, task.loss, task.metric, shards=task.shards)
 
 
-def _as_text(attack: Attack | Callable[..., Any], parameters: Any) -> dict[str, Any]:
-    """A user-supplied attack as the two fields of a Spec."""
-    check_callable(attack, "attack")
-    if not isinstance(attack, Attack):
-        return {"attack": named(attack), "attack_params": parameters}
+def _as_text(attack: Attack) -> dict[str, Any]:
+    """One of the library's attacks as the two fields of a Spec."""
     whole = attack.parameters | ({"flood": True} if attack.flood else {})
     whole |= {} if attack.targeting == "all" else {"targeting": attack.targeting}
-    return {"attack": attack.name if attack.built_in else named(attack.function), "attack_params": whole}
+    return {"attack": attack.name, "attack_params": whole}
 
 
 def resume(
@@ -273,6 +273,8 @@ def resume(
     loss: Loss | None = None,
     metric: Any = None,
     *,
+    rule: Rule | Callable[..., Any] | None = None,
+    attack: Attack | Callable[..., Any] | None = None,
     collate: Any = None,
     optimizer: Any = None,
     callbacks: Sequence[Callback] = (),
@@ -286,7 +288,7 @@ def resume(
     a finished one is returned.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
-    again; collate, optimizer, callbacks and problem, too.
+    again; rule, attack, collate, optimizer, callbacks and problem, too.
     force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
@@ -296,8 +298,8 @@ def resume(
     ...     resume(first.path).reused
     True
     """
-    own = Objects(
-        model, train, test, loss, metric, tuple(callbacks), problem, collate=collate, optimizer=optimizer
+    own = Inputs(
+        model, train, test, loss, metric, rule, attack, optimizer, tuple(callbacks), problem, collate
     )
     told = _printed if progress is True else progress or None
     return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)

@@ -22,13 +22,12 @@ from rpel.data import Dataset
 from rpel.learning import MomentumSGD
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
-from rpel.rules import Rule
-from rpel.rules import rule as rule_by_name
 from rpel.simulation.asynchrony import of_round
-from rpel.simulation.inputs import Inputs
-from rpel.simulation.methods import METHODS, ResolvedSpec
+from rpel.simulation.inputs import Gathered
+from rpel.simulation.methods import Resolved
 from rpel.simulation.network import victim_by_victim
 from rpel.simulation.workers import Communicator, Shards
+from rpel.spec import Spec
 from rpel.tasks import Classification, Objective, Trigger
 from rpel.text import count, human_bytes
 from rpel.types import Arrays, Integers, Models
@@ -38,7 +37,7 @@ ANSWER_BYTES = 64
 """Memory of an answer beside the model: who is asked, the row of the answer, and its place in the order."""
 
 
-def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
+def build_backend(spec: Spec, local_rank: int = 0) -> Backend:
     """Who computes, on which device: of several workers on a machine each has its own.
     ValueError where it is not."""
     if spec.backend != "torch":
@@ -52,25 +51,25 @@ def build_backend(spec: ResolvedSpec, local_rank: int = 0) -> Backend:
     return cast(Backend, Torch(device))
 
 
-def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None) -> Classification:
+def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -> Classification:
     """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor,
     also of those.
 
     arrays: the backend of the run; a task lives where its arrays do.
     """
-    dataset, h = inputs.dataset, spec.nodes - spec.byzantine
+    spec, dataset, made = run.spec, inputs.dataset, run.attack
+    h = spec.nodes - spec.byzantine
     module = inputs.module
     if module is None:
         module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
         if dataset.mean is None and models.takes_numbers(spec.model) and dataset.train_x.dtype.kind != "f":
             dataset = replace(dataset, mean=(0.0,), std=(1.0,))  # whole numbers, or pixels from 0 to 1
-    made = spec.adversary
     trains = made.trains
-    hostile = _hostile(spec) if trains else []
+    hostile = _hostile(run) if trains else []
     shards: Any = inputs.shards
     tests = None
     if spec.partition == "owner":
-        shards, tests = _by_owner(spec, dataset)
+        shards, tests = _by_owner(run, dataset)
     elif shards is None:
         shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
     if trains and isinstance(shards, list):
@@ -95,33 +94,32 @@ def build_task(spec: ResolvedSpec, inputs: Inputs, arrays: Backend | None = None
     )
 
 
-def _hostile(spec: ResolvedSpec) -> list[int]:
+def _hostile(run: Resolved) -> list[int]:
     """Who is hostile in round 1, as the simulator will place them."""
-    _, roster, _ = spec.network
-    return [int(i) for i in np.flatnonzero(roster.hostile(1))]
+    return [int(i) for i in np.flatnonzero(run.network.roster.hostile(1))]
 
 
-def _by_owner(spec: ResolvedSpec, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
+def _by_owner(run: Resolved, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
     """Of each honest node all training and test examples of one owner;
     hostile nodes take theirs out of it."""
+    spec = run.spec
     if dataset.writers is None:
         raise ValueError(
             f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try "
             "'dirichlet'"
         )
     held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
-    if spec.adversary.trains:
+    if run.attack.trains:
         raise ValueError(
             f"attack {spec.attack!r} trains on all data, and partition 'owner' gives none to hostile nodes"
         )
-    _, roster, _ = spec.network
-    honest = [held[i] for i in roster.honest_ids(1)]
+    honest = [held[i] for i in run.network.roster.honest_ids(1)]
     if dataset.test_writers is None:
         return honest, None
     return honest, [np.flatnonzero(dataset.test_writers == dataset.writers[part[0]]) for part in honest]
 
 
-def shared_out(spec: ResolvedSpec, dataset: Dataset, nodes: int) -> Any:
+def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
     """Who holds which training examples."""
     labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
     if spec.partition == "virtual":
@@ -137,16 +135,8 @@ def shared_out(spec: ResolvedSpec, dataset: Dataset, nodes: int) -> Any:
     return data.by_writer(dataset.writers, nodes, batch, seed)
 
 
-def build_rule(spec: ResolvedSpec) -> Rule:
-    """The rule of the run, made to survive b̂ hostile answers;
-    epidemic learning averages however few have come."""
-    if METHODS[spec.method].peers in ("push", "regular"):
-        return rule_by_name(spec.rule)
-    return rule_by_name(spec.rule, f=spec.b_hat)
-
-
 def build_local(
-    spec: ResolvedSpec, task: Objective, gradients: Any, optimizer: Any, nodes: int, scratch: Models,
+    spec: Spec, task: Objective, gradients: Any, optimizer: Any, nodes: int, scratch: Models,
     arrays: Backend,
 ) -> MomentumSGD | TorchSteps:  # fmt: skip
     """Build lines 3-6 of so many nodes; ``gradients`` are the task's, or private ones."""
@@ -182,21 +172,21 @@ class Size:
     answers: int
 
     @classmethod
-    def of(cls, spec: ResolvedSpec, own: int | None = None) -> "Size":
+    def of(cls, run: Resolved, own: int | None = None) -> "Size":
         """Return the size of a run on a worker with that many nodes; left out: with all of them."""
-        attack, everybody = spec.adversary, spec.adversary.trains
+        spec, attack, everybody = run.spec, run.attack, run.attack.trains
         half = spec.nodes if everybody else spec.nodes - spec.byzantine
         own = half if own is None else own
         alone = victim_by_victim(attack, spec.consistent)
         behind, older = own if everybody or alone else half, half if spec.asynchronous else 0
-        return cls(own, half, behind, older, spec.network[0].widest * (own if alone else half))
+        return cls(own, half, behind, older, run.network.topology.widest * (own if alone else half))
 
     @property
     def table(self) -> int:
         return self.half + self.behind
 
 
-def memory_needed(spec: ResolvedSpec, size: Size, row_bytes: int, task_bytes: int = 0) -> int:
+def memory_needed(run: Resolved, size: Size, row_bytes: int, task_bytes: int = 0) -> int:
     """Return the bytes that a worker of this size needs, beside the data and the libraries.
 
     Models and momenta; what another optimiser, an outer step or a uniform output remembers of each node; the
@@ -206,17 +196,18 @@ def memory_needed(spec: ResolvedSpec, size: Size, row_bytes: int, task_bytes: in
         row_bytes: of one model.
         task_bytes: what the task keeps on the device.
     """
+    spec = run.spec
     each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
     each += 4 * spec.asynchronous  # copies of nodes that act together: models, momenta, half-steps, results
-    searched = 4 * size.behind * spec.adversary.searches  # honest means, aggregates, and the best so far
+    searched = 4 * size.behind * run.attack.searches  # honest means, aggregates, and the best so far
     encoded = spec.wire != "float32"
     rows = each * size.own + size.table * (1 + encoded) + size.older + searched
     return rows * row_bytes + ANSWER_BYTES * size.answers + task_bytes
 
 
-def check_memory(spec: ResolvedSpec, size: Size, task: Objective, here: int, row_bytes: int) -> None:
+def check_memory(run: Resolved, size: Size, task: Objective, here: int, row_bytes: int) -> None:
     """Raise ValueError if the ``here`` workers on this machine need more memory than is free."""
-    needed = memory_needed(spec, size, row_bytes, task.device_bytes)
+    spec, needed = run.spec, memory_needed(run, size, row_bytes, task.device_bytes)
     device = free_device_memory(spec.device)
     free = free_memory() if device is None else device
     here = here if device is None else sharing(spec.device, here)

@@ -29,8 +29,8 @@ from rpel.runs.folder import RunFolder, is_by_row
 from rpel.runs.journal import Journal, number
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluate import Evaluation, Metrics
-from rpel.simulation.methods import ResolvedSpec
 from rpel.simulation.workers import Communicator
+from rpel.spec import Spec
 from rpel.types import Integers, RoundInfo
 
 log = logging.getLogger("rpel")
@@ -91,7 +91,7 @@ class Tick:
 Progress = Callable[[Tick], None]
 
 
-def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
+def tick(spec: Spec, rows: list[Row]) -> Tick:
     """What these rows of a run show."""
     met = max((row["byzantine_max"] for row in rows), default=0)
     mean, worst = ends(rows)
@@ -102,7 +102,7 @@ def tick(spec: ResolvedSpec, rows: list[Row]) -> Tick:
     key = f"{prefix(shown)}_mean"
     seen = next((row["round"] for row in reversed(rows) if row.get(key) is not None), None)
     return Tick(
-        spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat, measure=shown,
+        spec.name, spec.seed, len(rows), spec.rounds, mean, worst, met, spec.b_hat or 0, measure=shown,
         error=error, seen_round=seen,
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ class UserCallbacks:
 
     callbacks: Sequence[Callback]
 
-    def begin(self, spec: ResolvedSpec) -> None:
+    def begin(self, spec: Spec) -> None:
         """Tell those who want to know what is about to run."""
         self._told("begin", spec)
 
@@ -328,7 +328,7 @@ class Show:
     """The round to a progress display, and how far a long last evaluation is."""
 
     progress: Progress
-    spec: ResolvedSpec
+    spec: Spec
     metrics: Metrics
     began: float | None = None
 

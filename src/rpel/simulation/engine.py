@@ -26,7 +26,7 @@ from rpel.backend.base import Backend, backend
 from rpel.learning import Aggregation, NesterovOuter
 from rpel.randomness import draws
 from rpel.simulation.asynchrony import AsynchronousRounds
-from rpel.simulation.build import Published, Size, build_local, build_rule, check_memory, warn_of_idle_workers
+from rpel.simulation.build import Published, Size, build_local, check_memory, warn_of_idle_workers
 from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
@@ -35,7 +35,7 @@ from rpel.simulation.evaluate import (
     spread,
     squared_norm,
 )
-from rpel.simulation.methods import ResolvedSpec, messages, schedule
+from rpel.simulation.methods import Resolved, messages, schedule
 from rpel.simulation.network import CodedNetwork, SimulatedNetwork
 from rpel.simulation.private import private
 from rpel.simulation.workers import ALONE, Communicator
@@ -55,7 +55,7 @@ class Simulation:
 
     def __init__(
         self,
-        spec: ResolvedSpec,
+        run: Resolved,
         task: Objective,
         workers: Communicator = ALONE,
         arrays: Backend | None = None,
@@ -69,12 +69,13 @@ class Simulation:
         sizes: how many examples nodes count as theirs,
         where an audit gave them others (`rpel.tasks.private`).
         """
-        self.spec, self.task, self.workers = spec, task, workers
+        spec = run.spec
+        self.run, self.spec, self.task, self.workers = run, spec, task, workers
         self.backend = arrays or backend("numba")
-        attack, rule = spec.adversary, build_rule(spec)
-        self.topology, self.roster, self.graph = spec.network
+        attack, rule = run.attack, run.rule
+        self.topology, self.roster, self.graph = run.network
         self.everybody = attack.trains  # under label flip the hostile nodes train too
-        h = self.nodes = Size.of(spec).half
+        h = self.nodes = Size.of(run).half
         self.unit = task.nodes_per_call
         if task.any_grouping:
             self.unit = min(self.unit, -(-h // workers.size))
@@ -83,8 +84,8 @@ class Simulation:
         self.rows: Integers = np.arange(h)[self.mine]
         if workers.rank == 0:
             warn_of_idle_workers(self.shards, h, self.unit)
-        size, initial = Size.of(spec, len(self.rows)), task.initial()
-        check_memory(spec, size, task, workers.here, initial.nbytes)
+        size, initial = Size.of(run, len(self.rows)), task.initial()
+        check_memory(run, size, task, workers.here, initial.nbytes)
         self.wire = Wire(spec.wire)
         # what half-steps and forged rows become on their way
         air = size.table if self.wire.name != "float32" else 0
@@ -186,8 +187,8 @@ class Simulation:
         """Models sent per round, hostile nodes counted as if they pulled."""
         if self.windows is not None and self.state.round:
             pulls = self.windows.schedule.pulls(self.state.round)
-            return self.spec.pull * round(pulls * self.spec.nodes / self.nodes)
-        return messages(self.spec.method, self.spec.nodes, self.spec.pull)
+            return self.run.pull * round(pulls * self.spec.nodes / self.nodes)
+        return messages(self.spec.method, self.spec.nodes, self.run.pull)
 
     @property
     def bytes(self) -> int:

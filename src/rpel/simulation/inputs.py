@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from rpel import component, data, models
 from rpel.algorithm import Problem
+from rpel.attacks import Attack
 from rpel.data import Dataset, trees, user
 from rpel.record import OWN
+from rpel.rules import Rule
 from rpel.runs.certificate import versions
-from rpel.simulation.methods import resolve
+from rpel.simulation.methods import Resolved
 from rpel.spec import Spec
 from rpel.tasks.checks import check_loss
 from rpel.tasks.task import Loss, metrics
@@ -46,43 +48,46 @@ def loader(download: Download | None = None) -> Load:
 
 
 @dataclass(frozen=True)
-class Objects:
-    """What the user hands over from Python; None is what the Spec names."""
+class Inputs:
+    """What a user supplies from Python, as it is; None is what the Spec names.
+
+    shards: which examples of a Dataset each honest node holds, where the user says so.
+    """
 
     model: nn.Module | models.Factory | None = None
     train: Any = None
     test: Any = None
     loss: Loss | None = None
     metric: Any = None
+    rule: Rule | Callable[..., Any] | None = None
+    attack: Attack | Callable[..., Any] | None = None
+    optimizer: Any = None
     callbacks: tuple[Callable[..., None], ...] = ()
     problem: Callable[[Problem], Problem] | None = None
-    code: bool = False
-    """Whether the rule or the attack is an object, too;
-    the Spec has a name for it that only this process knows."""
     collate: Any = None
-    optimizer: Any = None
     shards: list[Integers] | None = None
-    """Which examples of a Dataset each honest node holds, where the user says so."""
 
     @property
     def divided(self) -> bool:
         """Whether the user says who holds what."""
         return self.shards is not None or user.is_one_per_node(self.train)
 
-    def named(self, spec: Spec) -> Spec:
-        """The Spec with the word "own" where something is user-supplied."""
-        changes = {} if self.model is None else {"model": OWN}
-        if self.optimizer is not None:
-            changes["optimizer"] = OWN
-        if self.train is not None:
-            changes["dataset"] = OWN
-        if self.divided:
-            changes["partition"] = OWN
-        return spec.replace(**changes)
+    @property
+    def objects(self) -> dict[str, Any]:
+        """By the field of a Spec what stands in its place."""
+        given = {
+            "model": self.model, "dataset": self.train, "partition": self.divided or None,
+            "rule": self.rule, "attack": self.attack, "optimizer": self.optimizer,
+        }  # fmt: skip
+        return {field: thing for field, thing in given.items() if thing is not None}
+
+    def marked(self, spec: Spec) -> Spec:
+        """Return the Spec with the word "own" where something is user-supplied."""
+        return spec.replace(**dict.fromkeys(self.objects, OWN))
 
 
 @dataclass(frozen=True)
-class Inputs:
+class Gathered:
     """Data, network and loss of a run; ``digests`` tell user-supplied objects apart.
 
     shards: the training examples of each honest node, where the user brought one data set for each.
@@ -125,14 +130,13 @@ def available(spec: Spec, load: Load = data.load) -> Spec:
     return spec
 
 
-def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
+def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
     """Load or take over what the run needs."""
+    spec = run.spec
     if (own.train is None) != (own.test is None) and not isinstance(own.train, Dataset):
         raise ValueError("train and test go together: give both, or neither and a dataset's name")
-    there = {"model": own.model is not None, "dataset": own.train is not None}
-    there |= {"partition": own.divided, "optimizer": own.optimizer is not None}
-    for key, given in there.items():
-        if getattr(spec, key) == OWN and not given:
+    for key in ("model", "dataset", "partition", "optimizer"):
+        if getattr(spec, key) == OWN and key not in own.objects:
             raise ValueError(
                 f"this run has a {key} of its own: give it from Python, as in "
                 f"rpel.resume(path, model=…, train=…, test=…) or rpel.simulate(model=…, train=…, test=…)"
@@ -154,17 +158,18 @@ def gather(spec: Spec, own: Objects, load: Load = data.load) -> Inputs:
         _check_network(own, dataset)
     check_loss(own.loss)
     if spec.partition != OWN:
-        _check_classes(spec, dataset)
+        _check_classes(run, dataset)
     module = None if own.model is None else models.initialised(own.model, spec.seed)
-    handed = {"model": module, "loss": own.loss, "collate": own.collate, "optimizer": own.optimizer}
+    handed = {"model": module} | {
+        key: getattr(own, key) for key in ("loss", "collate", "optimizer", "rule", "attack", "problem")
+    }
     handed |= {f"metric {name}": metric.function for name, metric in metrics(own.metric).items()}
     digests = {key: described(thing) for key, thing in handed.items() if thing is not None}
-    objects = own.code or bool(own.callbacks) or own.problem is not None
-    known = not digests and not objects  # data are known by their content
-    handed_on = (own.problem, own.optimizer)
-    return Inputs(
-        dataset, module, own.loss, own.metric, shards, digests, code_versions(spec), known, *handed_on
-    )
+    known = not digests and not own.callbacks  # data are known by their content
+    return Gathered(
+        dataset, module, own.loss, own.metric, shards, digests, code_versions(spec), known,
+        own.problem, own.optimizer,
+    )  # fmt: skip
 
 
 def code_versions(spec: Spec) -> dict[str, str]:
@@ -190,8 +195,9 @@ def data_checksums(dataset: str, data_dir: str | None) -> tuple[tuple[str, str],
 # --- what does not fit together -----------------------------------------------------------------------------
 
 
-def _check_classes(spec: Spec, dataset: Dataset) -> None:
+def _check_classes(run: Resolved, dataset: Dataset) -> None:
     """What examples without a class of their own, such as those with float targets, do not have."""
+    spec = run.spec
     if dataset.labels is not None:
         return
     if spec.partition in ("dirichlet", "virtual"):
@@ -199,13 +205,13 @@ def _check_classes(spec: Spec, dataset: Dataset) -> None:
             f"partition {spec.partition!r} shares out classes, and these examples have no single one: use "
             "partition='iid', or give train= as a list with one data set per honest node"
         )
-    if resolve(spec).adversary.trains:
+    if run.attack.trains:
         raise ValueError(
             f"attack {spec.attack!r} works on classes, and these targets are none: the nearest is 'alie'"
         )
 
 
-def _check_network(own: Objects, dataset: Dataset) -> None:
+def _check_network(own: Inputs, dataset: Dataset) -> None:
     """Our networks take one array of numbers and classify it."""
     if own.loss is None and _has_floats(dataset.train_y):
         raise ValueError(

@@ -3,16 +3,16 @@ And a Spec resolved for its method."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
 from rpel.graphs import Graph, honest_first, most_central, random_graph
+from rpel.record import OWN
+from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
 from rpel.simulation.asynchrony import Schedule, slowness
 from rpel.simulation.network import Roster
@@ -73,30 +73,43 @@ def messages(method: str, nodes: int, pull: int) -> int:
 _OTHER_RULES = ("rpel", "all-to-all")  # the methods that take another rule than their own
 
 
-class ResolvedSpec(Spec):
-    """A Spec with nothing left open, and the plan it follows."""
+class Network(NamedTuple):
+    """Who hears whom, who is hostile, and the graph when there is a fixed one."""
 
-    pull: int
-    b_hat: int
-    rule: str
-    plan: planning.Plan = Field(exclude=True, repr=False)
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
-
-    @cached_property
-    def adversary(self) -> Attack:
-        """The attack, built once for all who ask."""
-        return attack_by_name(self.attack, **self.attack_params)
-
-    @cached_property
-    def network(self) -> tuple[Topology, Roster, Graph | None]:
-        """Who hears whom, who is hostile, and the graph when there is a fixed one; built once."""
-        return build_network(self, self.adversary.flood)
+    topology: Topology
+    roster: Roster
+    graph: Graph | None
 
 
-def resolve(spec: Spec) -> ResolvedSpec:
+@dataclass(frozen=True)
+class Resolved:
+    """A Spec with nothing left open, the plan that it follows, and what it names; made once per run."""
+
+    spec: Spec
+    plan: planning.Plan
+    rule: Rule
+    attack: Attack
+    network: Network
+
+    @property
+    def pull(self) -> int:
+        return self.plan.pull
+
+    @property
+    def b_hat(self) -> int:
+        return self.plan.b_hat
+
+
+def resolve(
+    spec: Spec,
+    rule: Rule | Callable[..., Any] | None = None,
+    attack: Attack | Callable[..., Any] | None = None,
+) -> Resolved:
     """Plan what was left out and check that the parts exist and fit together.
+
+    Args:
+        spec: the fields.
+        rule, attack: the objects that stand in the place of those that the Spec names.
 
     >>> resolve(Spec(nodes=30, byzantine=6, pull=15, rounds=200)).b_hat
     6
@@ -104,31 +117,37 @@ def resolve(spec: Spec) -> ResolvedSpec:
     Traceback (most recent call last):
     ValueError: unknown attack 'alei'; did you mean 'alie'?
     """
-    if isinstance(spec, ResolvedSpec):
-        return spec
-    attack = attack_by_name(spec.attack, **spec.attack_params)
-    attack.check_size(spec.nodes - spec.byzantine)
+    for what, given in (("rule", rule), ("attack", attack)):
+        if getattr(spec, what) == OWN and given is None:
+            raise ValueError(missing(what))
+    adversary = attack_by_name(attack or spec.attack, **spec.attack_params)
+    adversary.check_size(spec.nodes - spec.byzantine)
     method = METHODS[spec.method]
-    _check_asynchronous(spec, attack)
+    _check_asynchronous(spec, adversary)
     plan = _plan(spec, method)
-    if spec.rule not in (None, method.rule) and spec.method not in _OTHER_RULES:
+    name = spec.rule or method.rule
+    if name != method.rule and spec.method not in _OTHER_RULES:
         raise ValueError(
-            f"rule {spec.rule!r} goes only with method rpel or all-to-all: {spec.method} has {method.rule!r}"
+            f"rule {name!r} goes only with method rpel or all-to-all: {spec.method} has {method.rule!r}"
         )
-    rule = spec.rule or method.rule
+    # epidemic learning averages however few have come
+    bound = {} if method.peers in ("push", "regular") else {"f": plan.b_hat}
+    made = rule_by_name(rule or name, **bound)
     if not method.on_graph:
-        _check_rule(rule, plan)
-    planned: dict[str, Any] = {
-        "pull": plan.pull,
-        "b_hat": plan.b_hat,
-        "rule": rule,
-        "attack": attack.name,
-        "plan": plan,
-    }
-    planned["backend"] = _backend(spec)
-    resolved = ResolvedSpec(**{**spec.model_dump(exclude_unset=True), **planned})
-    vars(resolved)["adversary"] = attack  # it was needed before there was a plan
-    return resolved
+        _check_rule(made, name, plan)
+    planned: dict[str, Any] = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": name}
+    named = {} if attack is not None else {"attack": adversary.name}
+    spec = spec.replace(**planned, **named, backend=_backend(spec))
+    return Resolved(spec, plan, made, adversary, build_network(spec, plan.pull, adversary.flood))
+
+
+def missing(what: str) -> str:
+    """What is said of a run whose object from Python is not there.
+
+    >>> missing("rule")
+    'this run has a rule of its own: pass it again, as in rpel.resume(path, rule=…)'
+    """
+    return f"this run has a {what} of its own: pass it again, as in rpel.resume(path, {what}=…)"
 
 
 def _backend(spec: Spec) -> str:
@@ -222,11 +241,10 @@ def _no_minority(spec: Spec, plan: planning.Plan) -> str:
     return f"{why}: best_below_half is b_hat {half}, which holds with probability {holds:.6g}"
 
 
-def _check_rule(name: str, plan: planning.Plan) -> None:
-    found = rule_by_name(name, f=plan.b_hat)
-    if found.pull_error:
-        raise ValueError(f"rule {name!r} {found.pull_error}")
-    least = found.min_vectors(plan.b_hat)
+def _check_rule(rule: Rule, name: str, plan: planning.Plan) -> None:
+    if rule.pull_error:
+        raise ValueError(f"rule {name!r} {rule.pull_error}")
+    least = rule.min_vectors(plan.b_hat)
     if plan.models < least:
         raise ValueError(
             f"rule {name!r} needs {least} models for b_hat {plan.b_hat}: the nearest pull is {least - 1}"
@@ -270,7 +288,7 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
 # --- what there is to say before a run ----------------------------------------------------------------------
 
 
-def remark(spec: Spec, resolved: ResolvedSpec) -> str | None:
+def remark(spec: Spec, resolved: Resolved) -> str | None:
     """What was planned for a run that names no pull.
 
     >>> spec = Spec(nodes=7, byzantine=2)
@@ -287,33 +305,32 @@ def remark(spec: Spec, resolved: ResolvedSpec) -> str | None:
     )
 
 
-# --- what a Spec builds -------------------------------------------------------------------------------------
+# --- the network --------------------------------------------------------------------------------------------
 
 
-def build_network(spec: ResolvedSpec, flood: bool = False) -> tuple[Topology, Roster, Graph | None]:
-    """Who hears whom, who is hostile, and the graph when there is a fixed one; flood:
-    hostile nodes push to all."""
-    nodes, pull, seed = spec.nodes, spec.pull, spec.seed
+def build_network(spec: Spec, pull: int, flood: bool = False) -> Network:
+    """Return the network of a method; flood: hostile nodes push to all."""
+    nodes, seed = spec.nodes, spec.seed
     roster = Roster(nodes, spec.byzantine, seed)
     peers = METHODS[spec.method].peers
     if peers == "graph":
-        graph = _graph(spec, roster)
+        graph = _graph(spec, pull, roster)
         if spec.placement == "adversarial":
             placed = np.flatnonzero(most_central(graph, spec.byzantine))
             roster = Roster(nodes, spec.byzantine, seed, placed=tuple(placed.tolist()))
-        return FixedGraph(graph), roster, graph
+        return Network(FixedGraph(graph), roster, graph)
     if peers == "push":
         flooders = (lambda t: np.flatnonzero(roster.hostile(t))) if flood else None
-        return Push(nodes, pull, seed, flooders), roster, None
+        return Network(Push(nodes, pull, seed, flooders), roster, None)
     topologies: dict[str, Callable[[], Topology]] = {
         "pull": lambda: Pull(nodes, pull, seed),
         "everybody": lambda: AllToAll(nodes),
         "regular": lambda: RandomRegular(nodes, pull, seed),
     }
-    return topologies[peers](), roster, None
+    return Network(topologies[peers](), roster, None)
 
 
-def _graph(spec: ResolvedSpec, roster: Roster) -> Graph:
+def _graph(spec: Spec, pull: int, roster: Roster) -> Graph:
     if spec.graph == "honest-first":
-        return honest_first(spec.nodes, spec.pull, roster.hostile(1), spec.seed)
-    return random_graph(spec.nodes, spec.pull, spec.seed)
+        return honest_first(spec.nodes, pull, roster.hostile(1), spec.seed)
+    return random_graph(spec.nodes, pull, spec.seed)

@@ -12,19 +12,19 @@ import numpy as np
 from rpel import privacy
 from rpel.learning import Gradients
 from rpel.privacy import Budget
-from rpel.simulation.methods import ResolvedSpec
+from rpel.spec import Spec
 from rpel.tasks import Objective
 
 log = logging.getLogger("rpel")
 
 
-def is_private(spec: ResolvedSpec) -> bool:
+def is_private(spec: Spec) -> bool:
     """Whether noise is asked for."""
     return spec.target_epsilon is not None or bool(spec.noise_multiplier)
 
 
 def private(
-    spec: ResolvedSpec, task: Objective, sizes: Mapping[int, int] | None = None
+    spec: Spec, task: Objective, sizes: Mapping[int, int] | None = None
 ) -> tuple[Gradients, Budget | None]:
     """The gradients of a run, and its budget where there is noise;
     the task's own and None without such fields.
@@ -52,7 +52,7 @@ def private(
     return task.private(norm, noise, sizes=sizes), budget
 
 
-def _rate(spec: ResolvedSpec, examples: int) -> float:
+def _rate(spec: Spec, examples: int) -> float:
     try:
         return privacy.rate(spec.batch_size, examples)
     except ValueError:
@@ -62,7 +62,7 @@ def _rate(spec: ResolvedSpec, examples: int) -> float:
         ) from None
 
 
-def _check(spec: ResolvedSpec) -> None:
+def _check(spec: Spec) -> None:
     """ValueError, in one sentence, for fields of privacy that do not go together."""
     asked = "target_epsilon" if spec.target_epsilon is not None else "noise_multiplier"
     value = getattr(spec, asked)

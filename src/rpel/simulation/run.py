@@ -9,6 +9,7 @@ rounds, and in the last evaluation, which can be long: the last round is then ke
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from rpel.runs.journal import check_tensorboard
 from rpel.runs.reuse import choose, resumed
 from rpel.simulation import workers as group
 from rpel.simulation.callbacks import Callback, Interrupted, Progress
-from rpel.simulation.inputs import Download, Inputs, Load, Objects, available, code_versions, gather, loader
-from rpel.simulation.methods import ResolvedSpec, remark, resolve
+from rpel.simulation.inputs import Download, Gathered, Inputs, Load, available, code_versions, gather, loader
+from rpel.simulation.methods import Resolved, remark, resolve
 from rpel.simulation.runner import Run
 from rpel.simulation.workers import Communicator, LostError
 from rpel.spec import Spec, load_folder, spec_hash
@@ -39,7 +40,7 @@ WHEN = "stopping after this round; once more stops at once and loses the rounds 
 
 def run(
     spec: Spec,
-    own: Objects | None = None,
+    own: Inputs | None = None,
     *,
     keep: bool = True,
     progress: Progress | None = None,
@@ -57,8 +58,8 @@ def run(
     """
     if tensorboard:
         check_tensorboard()  # before data are loaded
-    own, stop = own or Objects(), stop or Stop(WHEN)
-    spec = own.named(spec)
+    own, stop = own or Inputs(), stop or Stop(WHEN)
+    spec = own.marked(spec)
     seeds, load = parse_seeds(spec.seeds) or [spec.seed], loader(download)
     if len(seeds) > 1 and isinstance(own.model, nn.Module):
         log.warning(
@@ -70,16 +71,16 @@ def run(
         kept: bool = workers.first(lambda: keep)  # workers that are started here do not know
         for seed in seeds:
             one = spec.replace(seed=seed, seeds=None)
-            resolved, inputs = workers.together(partial(prepared, one, own, load))
+            resolved, gathered = workers.together(partial(prepared, one, own, load))
             said = remark(spec, resolved) if workers.rank == 0 and seed == seeds[0] else None
             folder = None
             if kept:
-                place = partial(placed, resolved, inputs, reuse=reuse, force=force)
+                place = partial(placed, resolved.spec, gathered, reuse=reuse, force=force)
                 chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
-                folder = RunFolder(Path(resolved.out) / chosen.name, tensorboard)
+                folder = RunFolder(Path(resolved.spec.out) / chosen.name, tensorboard)
             if (
                 result := _run_one(
-                    resolved, inputs, folder, progress, stop, force, workers, own.callbacks, said
+                    resolved, gathered, folder, progress, stop, force, workers, own.callbacks, said
                 )
             ) is not None:
                 runs.append(result)
@@ -90,16 +91,16 @@ def run(
     return runs[0] if spec.seeds is None else finished.Runs(runs)
 
 
-def prepared(spec: Spec, own: Objects, load: Load) -> tuple[ResolvedSpec, Inputs]:
+def prepared(spec: Spec, own: Inputs, load: Load) -> tuple[Resolved, Gathered]:
     """The Spec with nothing left open, and its data."""
-    resolved = resolve(available(spec, load))
+    resolved = resolve(available(spec, load), own.rule, own.attack)
     return resolved, gather(resolved, own, load)
 
 
 @contextmanager
-def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
+def joined(spec: Spec, own: Inputs) -> Iterator[Communicator]:
     """The workers of this run. User-supplied objects stay in this process; worker 0 speaks for all."""
-    if spec.workers > 1 and own != Objects():
+    if spec.workers > 1 and own != Inputs():
         raise ValueError(
             "workers share runs whose data and model have names: with objects from Python, workers=1"
         )
@@ -112,12 +113,12 @@ def joined(spec: Spec, own: Objects) -> Iterator[Communicator]:
             raise
 
 
-def folder_name(spec: ResolvedSpec, inputs: Inputs) -> str:
+def folder_name(spec: Spec, inputs: Gathered) -> str:
     """The name of a run's folder."""
     return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
 
 
-def placed(spec: ResolvedSpec, inputs: Inputs, *, reuse: bool = False, force: bool = False) -> Path:
+def placed(spec: Spec, inputs: Gathered, *, reuse: bool = False, force: bool = False) -> Path:
     """Where a run is kept: in the folder of its hash, unless another code has made that."""
     base = Path(spec.out) / folder_name(spec, inputs)
     return choose(base, inputs.versions, known=inputs.known, reuse=reuse, force=force)
@@ -125,7 +126,7 @@ def placed(spec: ResolvedSpec, inputs: Inputs, *, reuse: bool = False, force: bo
 
 def resume(
     path: Path,
-    own: Objects,
+    own: Inputs,
     *,
     force: bool = False,
     progress: Progress | None = None,
@@ -151,14 +152,14 @@ def resume(
             "on with it"
         )
     with joined(spec, own) as workers:
-        resolved, inputs = workers.together(lambda: prepared(spec, own, loader(download)))
-        now, named = hash_of(folder_name(resolved, inputs)), hash_of(folder.path.resolve().name)
+        resolved, gathered = workers.together(lambda: prepared(spec, own, loader(download)))
+        now, named = hash_of(folder_name(resolved.spec, gathered)), hash_of(folder.path.resolve().name)
         if named not in (None, now):
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
         result = _run_one(
-            resolved, inputs, folder, progress, stop or Stop(WHEN), False, workers, own.callbacks
+            resolved, gathered, folder, progress, stop or Stop(WHEN), False, workers, own.callbacks
         )
     if result is None:
         raise SystemExit(0)  # another worker has the result
@@ -166,8 +167,8 @@ def resume(
 
 
 def _run_one(
-    spec: ResolvedSpec,
-    inputs: Inputs,
+    resolved: Resolved,
+    inputs: Gathered,
     folder: RunFolder | None,
     progress: Progress | None,
     stop: Stop,
@@ -177,6 +178,7 @@ def _run_one(
     said: str | None = None,
 ) -> finished.Run | None:
     """The stored result, or the rest of the run; None but for worker 0."""
+    spec = resolved.spec
     workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
     with ExitStack() as stack:
         if folder is not None and not force and workers.first(lambda: folder.certificate() is not None):
@@ -186,8 +188,8 @@ def _run_one(
         if spec.backend == "torch":
             # its own threads would spin beside ours after each small product
             stack.enter_context(one_torch_thread())
-        spec = spec.model_copy(update={"threads": count})
-        run = workers.together(lambda: Run(spec, inputs, folder, progress, stop, workers, callbacks))
+        resolved = replace(resolved, spec=spec.replace(threads=count))
+        run = workers.together(lambda: Run(resolved, inputs, folder, progress, stop, workers, callbacks))
         if said is not None:  # once nothing is wrong any more
             log.info("%s", said)
         if folder is not None:

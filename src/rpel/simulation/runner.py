@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rpel.backend.pool import threads
 from rpel.errors import BudgetSpentError
 from rpel.processes import Stop
+from rpel.record import OWN
 from rpel.runs import run as finished
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import Row
@@ -30,8 +31,8 @@ from rpel.simulation.callbacks import (
 )
 from rpel.simulation.engine import Simulation
 from rpel.simulation.evaluate import Metrics
-from rpel.simulation.inputs import Inputs
-from rpel.simulation.methods import METHODS, ResolvedSpec
+from rpel.simulation.inputs import Gathered
+from rpel.simulation.methods import METHODS, Resolved
 from rpel.simulation.workers import ALONE, Communicator
 from rpel.spec import spec_hash, to_toml
 
@@ -42,8 +43,8 @@ class Run:
 
     def __init__(
         self,
-        spec: ResolvedSpec,
-        inputs: Inputs,
+        run: Resolved,
+        inputs: Gathered,
         folder: RunFolder | None = None,
         progress: Progress | None = None,
         stop: Stop | None = None,
@@ -51,13 +52,14 @@ class Run:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Bad input fails here, before anything is written; ``folder`` None keeps nothing."""
-        self.spec, self.inputs, self.folder, self.workers = spec, inputs, folder, workers
+        spec = run.spec
+        self.run, self.spec, self.inputs, self.folder, self.workers = run, spec, inputs, folder, workers
         self.user = UserCallbacks(callbacks)
         self.progress, self.stop = None if workers.rank else progress, stop or Stop()
         self.arrays = build_backend(spec, workers.local_rank)
-        task = build_task(spec, inputs, self.arrays)
+        task = build_task(run, inputs, self.arrays)
         self.simulation = Simulation(
-            spec, task, workers, self.arrays, change=inputs.problem, optimizer=inputs.optimizer
+            run, task, workers, self.arrays, change=inputs.problem, optimizer=inputs.optimizer
         )  # fmt: skip
         self.metrics = Metrics(spec.rounds, self.simulation.honest, self.simulation.each)
         self.path = None if folder is None else folder.path
@@ -126,15 +128,15 @@ class Run:
         if self.workers.rank:
             return None
         proof = certificate(
-            self.spec.plan.to_dict(),
+            self.run.plan.to_dict(),
             self.metrics.counts.astype(np.int64),
-            self.spec.b_hat,
+            self.run.b_hat,
             self.simulation.roster.honest_ids,
             seed=self.spec.seed,
             versions=self.inputs.versions,
             threads=self.spec.threads or threads(),
             data=self.inputs.dataset.checksums,
-            rule=self.spec.rule,
+            rule=self.run.rule.name if self.spec.rule == OWN else str(self.spec.rule),
             guarantee=METHODS[self.spec.method].guarantee,
             objects=self.inputs.digests,
             metrics=self.simulation.measures,

@@ -175,8 +175,7 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     """Data sets that are there. One that is not is downloaded when first used,
     so that is no fault if it can be."""
 
-    from rpel.data.datasets import SOURCES
-    from rpel.data.files import search_folders
+    from rpel.data.sources import SOURCES, search_folders
     from rpel.record import choices
     from rpel.spec import DatasetName, load
 
@@ -186,7 +185,7 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     for name, damaged in states.items():
         if damaged:
             yield Check(f"data set {name}", False, damaged, "remove the damaged file: it is downloaded again")
-    if wanted is not None and states[wanted] is None and wanted in SOURCES and not SOURCES[wanted].remotes:
+    if wanted is not None and states[wanted] is None and wanted in SOURCES and not SOURCES[wanted].files:
         detail = f"{preset} needs {wanted}, which is not here and cannot be downloaded"
         yield Check("data", False, detail, f"give --data-dir a folder with {SOURCES[wanted].layout}")
     present, missing = ([name for name, state in states.items() if state == kind] for kind in ("", None))

@@ -103,7 +103,6 @@ def test_run_takes_a_users_network_and_data_with_parameters_by_name(
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("labels", ["int64", "uint8"])
-@pytest.mark.xfail(strict=True, reason="a function that returns (train, test) is refused [issues 45, 51]")
 def test_run_takes_data_as_simulate_takes_them_by_name(
     labels: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

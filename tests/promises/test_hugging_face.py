@@ -20,7 +20,6 @@ def hugging(seed: int, inputs: str = "x", label: str = "label", **more: Any) -> 
 
 
 @pytest.mark.parametrize("form", [None, "torch", "numpy"])
-@pytest.mark.xfail(strict=True, reason="rows of a datasets.Dataset are refused as text [issue 51]")
 def test_simulate_trains_on_a_hugging_face_dataset_as_on_its_arrays(form: str | None) -> None:
     def trained(train: Any, test: Any) -> Any:
         torch.manual_seed(0)
@@ -31,7 +30,6 @@ def test_simulate_trains_on_a_hugging_face_dataset_as_on_its_arrays(form: str | 
     assert ours.accuracy_mean > 0.7
 
 
-@pytest.mark.xfail(strict=True, reason="the message is about text, not about columns [issue 51]")
 def test_columns_that_cannot_be_told_apart_are_named() -> None:
     odd = hugging(0, "width", "height", depth=[0.5] * 240)
     with pytest.raises(ValueError, match=r"(?s)(?=.*width)(?=.*height)(?=.*depth)"):

@@ -223,7 +223,6 @@ def test_half_a_data_set_is_refused() -> None:
         simulate(train=blobs(0), out=None)
 
 
-@pytest.mark.xfail(strict=True, reason="a frame has no target= [issue 51]")
 def test_frame_with_a_target_column_trains_as_its_arrays() -> None:
     pandas = pytest.importorskip("pandas")
 

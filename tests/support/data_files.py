@@ -1,15 +1,27 @@
 """Small data sets as files: any layout, and FEMNIST in LEAF's."""
 
 import gzip
+import hashlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import rpel
 
 IDX = ("images-idx3-ubyte", "labels-idx1-ubyte")
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def to_idx(array: NDArray[np.uint8]) -> bytes:
+    """Return an array as an unpacked IDX file."""
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 def put(files: dict[str, bytes], folder: Path) -> Path:

@@ -1,21 +1,28 @@
-"""What a data set is: the record that all parts of the product take, how it is made of arrays,
-what is checked."""
+"""What a data set is, and the checks that each one passes, wherever it comes from."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rpel.backend.arrays import is_tensor
 from rpel.data import trees
-from rpel.data.files import DataError, sha256
+
+
+class DataError(ValueError):
+    """A data set that is missing, damaged or unusable; the message is one sentence for the user."""
+
+
+class MissingDataError(DataError):
+    """A data set that is in no folder and could not be downloaded."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples (N, …) and targets (N, …) for training and testing,
-    and what is needed to use and to certify them.
+    """Examples (N, …) and targets (N, …) for training and testing, and how to use and certify them.
 
     >>> x, y = np.zeros((4, 7), np.float32), np.array([0, 1, 1, 0])
     >>> Dataset("ward", x, y, x, y, classes=2).shape
@@ -26,53 +33,51 @@ class Dataset:
     train_x: Any
     """An array, a tuple or a dict of arrays with N rows each; with a `collate`, N examples of any kind."""
     train_y: Any
-    """The same; with a `collate`, what the partition may go by."""
+    """The same; with a `collate`, the classes that a partition may go by."""
     test_x: Any
     test_y: Any
     classes: int = 0
-    """The targets are whole numbers below it; 0 where they are no classes."""
+    """The targets are whole numbers below it; 0 if they are not classes."""
     mean: tuple[float, ...] | None = None
     """Per channel, of pixels scaled to 0 … 1; None: examples are used as they are."""
     std: tuple[float, ...] | None = None
     checksums: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each source file, unpacked."""
     writers: NDArray[np.int64] | None = None
-    """The writer's number of each training example, where the data set knows it."""
+    """The number of the writer (owner) of each training example, if the data set knows it."""
     test_writers: NDArray[np.int64] | None = None
     """The same of each test example; a writer has one number in both."""
     augment: str | None = None
-    """How training images are varied: "crop-flip" (random crop after padding by 4, horizontal flip)
-    or not at all."""
+    """How training images are varied: "crop-flip" (random crop after padding by 4, and mirroring)."""
     collate: Callable[[list[Any]], tuple[Any, Any]] | None = None
     """collate(examples) -> (inputs, targets) makes a batch; None: examples are rows of arrays."""
 
     @property
     def size(self) -> int:
-        """How many training examples there are."""
+        """The number of training examples."""
         return len(trees.first(self.train_y))
 
     @property
     def test_size(self) -> int:
-        """How many test examples there are."""
+        """The number of test examples."""
         return len(trees.first(self.test_y))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example, such as (C, H, W); () where an example is not one array."""
+        """The shape of one example, such as (C, H, W); () if an example is not one array."""
         return tuple(self.train_x.shape[1:]) if isinstance(self.train_x, np.ndarray) else ()
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The class of each training example, where it has just one."""
+        """The class of each training example, if each has just one."""
         return self.train_y if self.classes and np.ndim(self.train_y) == 1 else None
 
     def strata(self) -> NDArray[np.int64]:
-        """What a fair sample of the test examples has equally much of: their classes, or all are alike."""
+        """Return the groups of test examples that a fair sample balances: their classes, or one for all."""
         return self.test_y if self.labels is not None else np.zeros(self.test_size, np.int64)
 
     def normalised(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Images as float32: bytes scaled to 0 … 1, then (x − mean) / std per channel;
-        other data as they are.
+        """Return images as float32, bytes scaled to 0 … 1, (x − mean) / std per channel; other data as is.
 
         >>> x, y = np.full((1, 1, 2, 2), 255, np.uint8), np.array([0])
         >>> Dataset("white", x, y, x, y, mean=(0.5,), std=(0.25,)).normalised(x).ravel()
@@ -90,10 +95,14 @@ class Dataset:
 def crop_flip(
     images: NDArray[np.uint8], uniform: NDArray[np.floating], padding: int = 4
 ) -> NDArray[np.uint8]:
-    """Random crops of the original size after padding with black, each mirrored with probability one half.
+    """Crop each image at random after padding it with black, and mirror it with probability one half.
 
-    images (N, C, H, W); uniform (N, 3) in [0, 1): row offset, column offset, mirror. Padding comes before
-    normalisation, as in the published recipe, so it is black and not the mean colour.
+    Padding comes before normalisation, as in the published recipe, so it is black and not the mean colour.
+
+    Args:
+        images: (N, C, H, W).
+        uniform: (N, 3) in [0, 1): row offset, column offset, mirror.
+        padding: pixels on each side.
 
     >>> image = np.arange(1, 5, dtype=np.uint8).reshape(1, 1, 2, 2)
     >>> crop_flip(image, np.array([[0.5, 0.5, 0.9]]), padding=1)[0, 0]
@@ -110,42 +119,6 @@ def crop_flip(
     return np.ascontiguousarray(picked.transpose(0, 3, 1, 2))
 
 
-def check_examples(
-    train: NDArray[Any], test: NDArray[Any], names: tuple[str, str] = ("train", "test")
-) -> None:
-    """DataError unless both are finite, of one shape, and pixels (uint8) or not alike:
-    only pixels are divided by 255.
-
-    >>> check_examples(np.zeros((2, 3), np.uint8), np.ones((2, 3), np.float32))
-    Traceback (most recent call last):
-    rpel.data.files.DataError: the train examples are uint8 from 0 to 0, the test examples are float32 ...
-    """
-    parts = ((names[0], train), (names[1], test))
-    for name, x in parts:
-        if x.dtype.kind == "f":
-            check_finite(x, f"{name} examples")
-    if train.shape[1:] != test.shape[1:]:
-        raise DataError(
-            f"{names[0]} examples have the shape {train.shape[1:]} and {names[1]} examples {test.shape[1:]}"
-        )
-    if (train.dtype == np.uint8) != (test.dtype == np.uint8):
-        a, b = (f"the {name} examples are {x.dtype} from {x.min():g} to {x.max():g}" for name, x in parts)
-        raise DataError(f"{a}, {b}: uint8 are pixels, divided by 255, so that both must be uint8, or neither")
-
-
-def check_finite(values: NDArray[Any], what: str) -> None:
-    """DataError, with the rows, where there is NaN or infinity.
-
-    >>> check_finite(np.array([[1.0, 2.0], [np.nan, 0.0]]), "examples")
-    Traceback (most recent call last):
-    rpel.data.files.DataError: the examples have NaN or infinity in 1 of 2 rows: 1
-    """
-    broken = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if len(broken):
-        some = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
-        raise DataError(f"the {what} have NaN or infinity in {len(broken):,} of {len(values):,} rows: {some}")
-
-
 def from_arrays(
     train: tuple[NDArray[Any], NDArray[Any]],
     test: tuple[NDArray[Any], NDArray[Any]],
@@ -155,26 +128,126 @@ def from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
 ) -> Dataset:
-    """Your own data: (examples, labels) for training and testing; with mean and std they are images to
-    normalise, of which uint8 are divided by 255, else they are kept as given.
+    """Make a data set of (examples, labels) for training and testing.
+
+    With mean and std the examples are images to normalise, of which uint8 are divided by 255.
 
     >>> x, y = np.zeros((4, 1, 2, 2), np.float32), np.array([0, 1, 2, 1])
     >>> from_arrays((x, y), (x, y)).classes
     3
     """
-    parts: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
-    checksums = {}
-    for part, (x, y) in {"train": train, "test": test}.items():
-        if len(x) != len(y) or y.ndim != 1 or not len(y):
-            raise DataError(f"the {part} examples {x.shape} and labels {y.shape} do not belong together")
-        if y.dtype.kind not in "iu" or y.min() < 0:
-            raise DataError(f"the {part} labels must be whole numbers from 0 on")
-        parts.append((x, y.astype(np.int64)))
-        content = np.ascontiguousarray(x).tobytes() + parts[-1][1].tobytes()
-        checksums[f"{name}/{part}"] = sha256(f"{x.dtype}{x.shape}".encode() + content)
-    check_examples(train[0], test[0])
-    largest = max(int(y.max()) for _, y in parts)
-    classes = largest + 1 if classes is None else classes
-    if largest >= classes:
-        raise DataError(f"the labels go up to {largest}, but there are {classes} classes")
-    return Dataset(name, *parts[0], *parts[1], classes, mean, std, checksums)
+    for part, (_, y) in (("train", train), ("test", test)):
+        if y.ndim != 1 or y.dtype.kind not in "iu" or y.min(initial=0) < 0:
+            raise DataError(f"the {part} labels must be whole numbers from 0 on, one for each example")
+    labels = [y.astype(np.int64) for _, y in (train, test)]
+    found = 1 + max(int(y.max(initial=-1)) for y in labels)
+    if classes is not None and found > classes:
+        raise DataError(f"the labels go up to {found - 1}, but there are {classes} classes")
+    parts = (train[0], labels[0]), (test[0], labels[1])
+    sums = {f"{name}/{part}": checksum(arrays) for part, arrays in zip(("train", "test"), parts, strict=True)}
+    return check(Dataset(name, *parts[0], *parts[1], classes or found, mean, std, sums))
+
+
+# --- checks -------------------------------------------------------------------------------------------------
+
+
+def check(data: Dataset) -> Dataset:
+    """Return the data set, or raise DataError if its arrays cannot be trained on.
+
+    >>> x, y = np.array([[1.0], [np.nan]]), np.zeros(2, int)
+    >>> check(Dataset("ward", x, y, x, y))
+    Traceback (most recent call last):
+    rpel.data.dataset.DataError: the train examples have NaN or infinity in 1 of 2 rows: 1
+    """
+    if data.collate is None:
+        check_part("train", data.train_x, data.train_y)
+        check_part("test", data.test_x, data.test_y)
+        check_alike(data.train_x, data.test_x, "examples")
+        check_alike(data.train_y, data.test_y, "targets")
+    return data
+
+
+def check_part(name: str, x: Any, y: Any) -> None:
+    """Raise DataError unless all leaves are arrays of equally many finite numbers."""
+    sizes = {}
+    for what, values in (*trees.leaves(x, "examples"), *trees.leaves(y, "targets")):
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
+            kind = values.dtype if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
+            text = " (text)" if isinstance(values, np.ndarray) and values.dtype.kind in "OUS" else ""
+            raise DataError(f"the {name} {what} are {kind}{text}, not an array of numbers: encode them first")
+        if not values.ndim or not len(values):
+            raise DataError(f"there are no {name} {what}")
+        sizes[what] = len(values)
+        if values.dtype.kind == "f":
+            check_finite(values, f"{name} {what}")
+    if len(set(sizes.values())) > 1:
+        counts = " and ".join(f"{size:,} {what}" for what, size in sizes.items())
+        raise DataError(f"{name} has {counts}, which do not belong together")
+
+
+def check_finite(values: NDArray[Any], what: str) -> None:
+    """Raise DataError, with the rows, for NaN or infinity."""
+    broken = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(broken):
+        some = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+        raise DataError(f"the {what} have NaN or infinity in {len(broken):,} of {len(values):,} rows: {some}")
+
+
+def check_alike(a: Any, b: Any, what: str, names: tuple[str, str] = ("train", "test")) -> None:
+    """Raise DataError unless both have the same form, shapes behind the rows, and kind of numbers."""
+    ours, theirs = (dict(trees.leaves(tree)) for tree in (a, b))
+    if list(ours) != list(theirs):
+        first, second = (", ".join(part).strip(", ") or "one array" for part in (ours, theirs))
+        raise DataError(f"the {names[0]} {what} are {first}, the {names[1]} {what} {second}")
+    for where, one in ours.items():
+        other = theirs[where]
+        if one.shape[1:] != other.shape[1:]:
+            shapes = f"{one.shape[1:]} and {names[1]} {what} {other.shape[1:]}"
+            raise DataError(f"{names[0]} {what}{where} have the shape {shapes}")
+        if _kind(one) != _kind(other):
+            first, second = (
+                f"the {name} {what}{where} are {x.dtype} from {float(x.min()):g} to {float(x.max()):g}"
+                for name, x in zip(names, (one, other), strict=True)
+            )
+            raise DataError(f"{first}, {second}: both must be of one kind")
+
+
+def _kind(x: NDArray[Any]) -> str:
+    """Return "pixels" for uint8, which are divided by 255; "i" for other whole numbers."""
+    return "pixels" if x.dtype == np.uint8 else x.dtype.kind.replace("u", "i")
+
+
+def sha256(content: bytes) -> str:
+    """Return the digest that certificates record.
+
+    >>> sha256(b"")[:16]
+    'e3b0c44298fc1c14'
+    """
+    return hashlib.sha256(content).hexdigest()
+
+
+def checksum(thing: Any) -> str:
+    """Return the SHA-256 of numbers in any arrangement, and of the repr of anything else.
+
+    >>> checksum(np.zeros(2)) == checksum(np.zeros(2)), checksum({"a": 1}) == checksum({"a": 2})
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for part in _content(thing):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _content(thing: Any) -> Iterator[bytes]:
+    if is_tensor(thing):
+        thing = thing.detach().cpu()
+        thing = (thing.float() if thing.is_floating_point() else thing).numpy()
+    if isinstance(thing, np.ndarray):
+        yield f"{thing.dtype} {thing.shape}".encode()
+        yield np.ascontiguousarray(thing).tobytes()
+    elif isinstance(thing, dict | tuple | list):
+        yield repr(list(thing) if isinstance(thing, dict) else len(thing)).encode()
+        for value in thing.values() if isinstance(thing, dict) else thing:
+            yield from _content(value)
+    else:
+        yield repr(thing).encode()

@@ -1,8 +1,8 @@
-"""Data that real owners hold: four hospitals' patients, sixteen shops' reviews, Shakespeare's speakers.
+"""Data sets with real owners: four hospitals' patients, sixteen shops' reviews, Shakespeare's speakers.
 
-Invariants: every value is made with public constants, as owners who may not show their data would have to: no
-mean, no vocabulary and no category is taken from the files; a file is read only if it is the known one; who
-owns an example is its `writers` number, the same in training and test data.
+Invariants: values are made with public constants, as owners with secret data would have to: no mean, no
+vocabulary and no category is taken from the files; a file is read only if it is the published one; the owner
+of an example is its `writers` number, the same in training and test data.
 """
 
 import io
@@ -16,22 +16,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.data.files import DataError, read, sha256
+from rpel.data.dataset import DataError, Dataset, sha256
+from rpel.data.formats import check_published, read
 
 Arrays = tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.int64]]
 """Examples, targets and owners."""
 
 
-def _checked(path: Path, known: str, what: str) -> bytes:
-    content = read(path)
-    digest = sha256(content)
-    if digest != known:
-        raise DataError(f"{path} is not the known file of {what}: its SHA-256 is {digest}")
-    return content
+def _dataset(name: str, classes: int, train: Arrays, test: Arrays, checksums: dict[str, str]) -> Dataset:
+    (x, y, owners), (test_x, test_y, test_owners) = train, test
+    return Dataset(
+        name, x, y, test_x, test_y, classes, checksums=checksums, writers=owners, test_writers=test_owners
+    )  # fmt: skip
 
 
-def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> Arrays:
-    """The owners' examples and targets one after the other, and whose they are."""
+def _join(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> Arrays:
+    """Concatenate the owners' examples and targets, and number the owners."""
     owners = np.repeat(np.arange(len(parts)), [len(y) for _, y in parts])
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), owners
 
@@ -39,20 +39,13 @@ def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> A
 # --- heart disease: comma-separated, 13 findings and the diagnosis, "?" where a finding is missing ----------
 
 HOSPITALS = {
-    "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
-    "hungarian": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
-    "switzerland": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
-    "va": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
-}
-"""SHA-256 of each hospital's file."""
-HOSPITALS_MD5 = {
     "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
     "hungarian": "22e96bee155b5973568101c93b3705f6",
     "switzerland": "9a87f7577310b3917730d06ba9349e20",
     "va": "4249d03ca7711e84f4444768c9426170",
 }
-HEART_FOLDER = "heart-disease"
-HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+"""MD5 of each hospital's file."""
+HEART = "heart-disease/processed.{}.data"
 
 _NUMBERS = {0: (54, 9), 3: (132, 18), 4: (247, 52), 7: (150, 23), 9: (1.0, 1.2), 11: (0.7, 0.9)}
 """Column: the mean and deviation by which it is normalised, round numbers near those of the study of 1989
@@ -64,34 +57,27 @@ _KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2), 10: (1, 2, 3), 12: (3, 6, 7)}
 """Column: its categories, one 0 or 1 each (pain, electrocardiogram, slope of ST, scan); missing is all 0."""
 _ZERO_IS_MISSING = (3, 4)
 HEART_FEATURES = len(_NUMBERS) + len(_YES_NO) + sum(map(len, _KINDS.values()))
-_EVERY = 4  # patient of each file is for testing
+_EVERY = 4  # every fourth patient of a file is for testing
 
 
-def locate_heart(folder: Path) -> bool:
-    """Whether all hospitals' files lie below a data folder."""
-    return all(_heart_file(folder, name).is_file() for name in HOSPITALS)
-
-
-def _heart_file(folder: Path, name: str) -> Path:
-    return folder / HEART_FOLDER / f"processed.{name}.data"
-
-
-def read_heart(folder: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test patients of all hospitals: features (N, 22), whether they are ill,
-    and the hospital."""
+def find_heart(root: Path) -> Dataset | None:
+    """Return the patients of all hospitals: features (N, 22), whether they are ill, and the hospital."""
+    paths = {name: root / HEART.format(name) for name in HOSPITALS}
+    if not all(path.is_file() for path in paths.values()):
+        return None
     train, test, checksums = [], [], {}
-    for name, known in HOSPITALS.items():
-        path = _heart_file(folder, name)
-        x, y = parse_heart(_checked(path, known, f"{name}'s patients").decode("ascii"))
-        checksums[f"{HEART_FOLDER}/{path.name}"] = known
+    for name, path in paths.items():
+        content = check_published(read(path), HOSPITALS[name], path)
+        checksums[HEART.format(name)] = sha256(content)
+        x, y = parse_heart(content.decode("ascii"))
         later = np.arange(len(y)) % _EVERY == _EVERY - 1
         train.append((x[~later], y[~later]))
         test.append((x[later], y[later]))
-    return _joined(train), _joined(test), checksums
+    return _dataset("heart-disease", 2, _join(train), _join(test), checksums)
 
 
 def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Features (N, 22) and 0 for healthy or 1 for ill (N,) of the lines of a file.
+    """Return the features (N, 22), and 0 for healthy or 1 for ill (N,), of the lines of a file.
 
     >>> x, y = parse_heart("63,1,1,150,?,1,2,150,0,2.2,3,0,6,0\\n63,1,1,150,?,?,?,150,?,?,?,?,?,3\\n")
     >>> x[1].tolist()[:9], y.tolist()
@@ -101,7 +87,7 @@ def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     if any(len(row) != 14 for row in rows):
         raise DataError("a patient has 13 findings and a diagnosis, separated by commas")
     table = np.array([[np.nan if cell == "?" else float(cell) for cell in row] for row in rows])
-    for column in _ZERO_IS_MISSING:  # nobody alive has a pressure or a cholesterol of zero
+    for column in _ZERO_IS_MISSING:  # impossible blood pressure or cholesterol
         table[table[:, column] == 0, column] = np.nan
     parts = [(table[:, [c]] - mean) / deviation for c, (mean, deviation) in _NUMBERS.items()]
     parts += [2 * table[:, [c]] - 1 for c in _YES_NO]
@@ -109,8 +95,7 @@ def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return np.nan_to_num(np.hstack(parts)).astype(np.float32), (table[:, 13] > 0).astype(np.int64)
 
 
-# --- reviews: an archive of DEPARTMENT.task.{train,test}, a line a review: label, tab,
-# words separated by blanks
+# --- reviews: an archive of DEPARTMENT.task.{train,test}; a line is a review: label, tab, words -------------
 
 REVIEWS = "fdu-mtl/fdu-mtl.tar.xz"
 REVIEWS_SHA256 = "fe5977648d868eab4a7d6f38dee0729b82cb31c96f682fb3756023f35913c9ad"
@@ -118,16 +103,16 @@ REVIEW_WORDS, VOCABULARY = 128, 8192
 _REVIEW_FILE = re.compile(r"(\w+)\.task\.(train|test)")
 
 
-def read_reviews(path: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test reviews of all departments, by name: words (N, 128), 1 for praise (N,),
-    and the department."""
-    content = _checked(path, REVIEWS_SHA256, "the reviews")
-    train, test = parse_reviews(content)
-    return train, test, {REVIEWS: REVIEWS_SHA256}
+def find_reviews(root: Path) -> Dataset | None:
+    """Return the reviews of all departments: words (N, 128), 1 for praise (N,), and the department."""
+    if not (root / REVIEWS).is_file():
+        return None
+    content = check_published(read(root / REVIEWS), REVIEWS_SHA256, root / REVIEWS)
+    return _dataset("fdu-mtl", 2, *parse_reviews(content), {REVIEWS: REVIEWS_SHA256})
 
 
 def parse_reviews(archive: bytes) -> tuple[Arrays, Arrays]:
-    """The same from the bytes of an archive."""
+    """Return training and test reviews from the bytes of an archive."""
     texts: dict[tuple[str, str], bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(lzma.decompress(archive)), mode="r:") as files:
         for entry in files:
@@ -137,7 +122,7 @@ def parse_reviews(archive: bytes) -> tuple[Arrays, Arrays]:
                 texts[name[1], name[2]] = file.read()
     departments = sorted({department for department, _ in texts})
     train, test = (
-        _joined([_review_arrays(texts[d, split]) for d in departments]) for split in ("train", "test")
+        _join([_review_arrays(texts[d, split]) for d in departments]) for split in ("train", "test")
     )
     return train, test
 
@@ -149,7 +134,7 @@ def _review_arrays(content: bytes) -> tuple[NDArray[np.int32], NDArray[np.int64]
 
 
 def word_numbers(text: bytes) -> NDArray[np.int32]:
-    """The first 128 words as numbers below 8,192 that come from the word alone, by CRC-32; 0 fills up.
+    """Return the first 128 words as numbers below 8,192, by CRC-32 of each word alone; 0 fills up.
 
     >>> word_numbers(b"good good book")[:4].tolist()
     [4816, 4816, 658, 0]
@@ -161,9 +146,7 @@ def word_numbers(text: bytes) -> NDArray[np.int32]:
 # --- Shakespeare: speeches "NAME:", lines, an empty line ----------------------------------------------------
 
 SHAKESPEARE = "shakespeare/input.txt"
-SHAKESPEARE_MD5 = "6fb458f1232090904fb40fe944165e91"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 WINDOW = 64
 _FEWEST = 2000  # characters of a speaker who is taken
@@ -171,16 +154,17 @@ _STRIDE = 16  # between training windows; those for testing do not overlap
 _TEST_SHARE = 10  # a tenth of each speaker's text, the last
 
 
-def read_shakespeare(path: Path) -> tuple[Arrays, Arrays, dict[str, str]]:
-    """Training and test windows of the speakers: 64 characters (N, 64), the next of each (N, 64),
-    and the speaker."""
-    train, test = parse_shakespeare(_checked(path, SHAKESPEARE_SHA256, "tiny Shakespeare").decode("ascii"))
-    return train, test, {SHAKESPEARE: SHAKESPEARE_SHA256}
+def find_shakespeare(root: Path) -> Dataset | None:
+    """Return windows of the speakers: 64 characters (N, 64), the next of each (N, 64), and the speaker."""
+    if not (root / SHAKESPEARE).is_file():
+        return None
+    content = check_published(read(root / SHAKESPEARE), SHAKESPEARE_SHA256, root / SHAKESPEARE)
+    train, test = parse_shakespeare(content.decode("ascii"))
+    return _dataset("shakespeare", len(CHARACTERS), train, test, {SHAKESPEARE: SHAKESPEARE_SHA256})
 
 
 def parse_shakespeare(text: str, fewest: int = _FEWEST) -> tuple[Arrays, Arrays]:
-    """The same from the text; speakers with fewer characters are left out,
-    the others go by how much they say."""
+    """Return training and test windows; speakers with fewer characters are left out, the largest is first."""
     spoken: dict[str, list[str]] = {}
     for speech in text.split("\n\n"):
         speaker, _, words = speech.strip().partition(":\n")
@@ -193,8 +177,8 @@ def parse_shakespeare(text: str, fewest: int = _FEWEST) -> tuple[Arrays, Arrays]
     if not parts:
         raise DataError(f"no speaker says {fewest} characters")
     cuts = [len(part) - len(part) // _TEST_SHARE for part in parts]
-    train = _joined([_windows(part[:cut], _STRIDE) for part, cut in zip(parts, cuts, strict=True)])
-    return train, _joined([_windows(part[cut:], WINDOW) for part, cut in zip(parts, cuts, strict=True)])
+    train = _join([_windows(part[:cut], _STRIDE) for part, cut in zip(parts, cuts, strict=True)])
+    return train, _join([_windows(part[cut:], WINDOW) for part, cut in zip(parts, cuts, strict=True)])
 
 
 def _windows(text: NDArray[np.int32], stride: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

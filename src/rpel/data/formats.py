@@ -1,21 +1,19 @@
-"""The published files as arrays: IDX (MNIST and Fashion-MNIST), CIFAR-10's pickles, FEMNIST (LEAF's json, or
-the images of 155 writers in one npz file).
+"""The published files of images as data sets: IDX (MNIST, Fashion-MNIST), CIFAR-10's pickles, FEMNIST.
 
-Invariants: what is returned has exactly the shape its file promises, and belongs to the digest it is known
-by; no byte reaches the unpickler before its MD5 is known to be right,
-and the unpickler could not run code even then.
+Each `find_…` returns what lies in a data folder, or None. Invariants: images stay uint8 as published; a file
+that is not the published one is never used, so the content needs no further check; no byte reaches the
+unpickler before its MD5 is known to be right, and the unpickler could not run code even then.
 """
 
 import gzip
+import hashlib
 import io
 import json
-import math
 import pickle
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,135 +21,107 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.data.files import DataError, md5, read, sha256
+from rpel.data.dataset import DataError, Dataset, sha256
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+"""The mean and the standard deviation of pixels, per channel."""
+
+
+def read(path: Path) -> bytes:
+    """Return the bytes of a file, or raise a DataError that names it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def check_published(content: bytes, known: str, where: str | Path) -> bytes:
+    """Return the content, or raise DataError if it has not the known MD5 or SHA-256."""
+    name, digest = "SHA-256", sha256(content)
+    if len(known) == 32:
+        name, digest = "MD5", hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if digest != known:
+        raise DataError(f"{where} is not the published file: its {name} is {digest}")
+    return content
+
 
 # --- IDX, gzipped or unpacked -------------------------------------------------------------------------------
 
 IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-"""Training images and labels, test images and labels; ``.gz`` is added where they are packed."""
-
-_GZIP = b"\x1f\x8b"
-_UNSIGNED_BYTE = 8
-
-
-@dataclass(frozen=True)
-class Digests:
-    """MD5 of one file, packed as published (None: not published packed) and unpacked."""
-
-    packed: str | None
-    unpacked: str
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
+)  # fmt: skip
+"""Training images and labels, test images and labels; ``.gz`` is added if they are packed."""
+MNIST_MD5 = (
+    "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
+    "2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637",
+)  # fmt: skip
+FASHION_MD5 = (
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965",
+)  # fmt: skip
+"""MD5 of the files unpacked, so that other packings of them are recognised by content."""
+MNIST_STATISTICS: Statistics = ((0.1307,), (0.3081,))
+FASHION_STATISTICS: Statistics = ((0.2860,), (0.3530,))
 
 
-def parse_idx(content: bytes, name: str = "the file") -> NDArray[np.uint8]:
-    """The array of an unpacked IDX file of unsigned bytes.
+def find_idx(
+    root: Path, name: str, folder: str, digests: tuple[str, ...], statistics: Statistics
+) -> Dataset | None:
+    """Return the data set of four IDX files below a data folder."""
+    paths = [root / folder / f"{file}{end}" for file in IDX_FILES for end in (".gz", "")]
+    there = {path.name.removesuffix(".gz"): path for path in reversed(paths) if path.is_file()}
+    if len(there) < len(IDX_FILES):
+        return None
+    contents = {
+        f"{folder}/{file}": check_published(unpack(read(there[file]), there[file]), known, there[file])
+        for file, known in zip(IDX_FILES, digests, strict=True)
+    }
+    return _idx(name, contents, statistics)
+
+
+def sample() -> Dataset:
+    """Return the sample of MNIST inside the package."""
+    folder = resources.files("rpel.data") / "sample"
+    contents = {f"sample/{name}": unpack((folder / f"{name}.gz").read_bytes(), name) for name in IDX_FILES}
+    return _idx("mnist-sample", contents, MNIST_STATISTICS)
+
+
+def _idx(name: str, contents: Mapping[str, bytes], statistics: Statistics) -> Dataset:
+    x, y, test_x, test_y = (parse_idx(content) for content in contents.values())
+    arrays = x[:, None], y.astype(np.int64), test_x[:, None], test_y.astype(np.int64)
+    return Dataset(name, *arrays, 10, *statistics, {key: sha256(value) for key, value in contents.items()})
+
+
+def parse_idx(content: bytes) -> NDArray[np.uint8]:
+    """Return the array of an unpacked IDX file of unsigned bytes.
 
     >>> parse_idx(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3, 1, 2, 3, 4, 5, 6]))
     array([[1, 2, 3],
            [4, 5, 6]], dtype=uint8)
     """
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE or not 1 <= content[3] <= 4:
-        raise DataError(
-            f"{name} is not an IDX file of unsigned bytes: it begins with {content[:4].hex(' ') or 'nothing'}"
-        )
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise DataError(f"{name} ends inside its header of {start} bytes, after {len(content)}")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    expected = start + math.prod(shape)  # exact, however large a forged header makes it
-    if len(content) != expected:
-        raise DataError(
-            f"{name} has {len(content)} bytes where its header, shape {shape}, promises {expected}"
-        )
+    start = 4 + 4 * content[3]
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
-def unpack(content: bytes, name: str = "the file") -> bytes:
-    """The content of a gzipped file; what is not gzipped is returned as it is.
+def unpack(content: bytes, where: str | Path) -> bytes:
+    """Return the content of a gzipped file; what is not gzipped is returned as it is.
 
-    >>> unpack(b"plain")
+    >>> unpack(b"plain", "a file")
     b'plain'
     """
-    if content[:2] != _GZIP:
+    if content[:2] != b"\x1f\x8b":
         return content
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{name} is damaged: {str(error) or 'it ends too early'}") from error
+        raise DataError(f"{where} is damaged: {str(error) or 'it ends too early'}") from error
 
 
-def verify(stored: bytes, content: bytes, known: Digests, name: str) -> None:
-    """Refuse a file that is neither the published one nor the same content,
-    unpacked or packed in another way."""
-    if md5(stored) != known.packed and md5(content) != known.unpacked:
-        raise DataError(f"{name} is not the published file: its MD5 is {md5(stored)}")
-
-
-Arrays = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]
-"""Training images and labels, test images and labels; images (N, 1, H, W)."""
-
-
-def locate_idx(folder: Path) -> list[Path] | None:
-    """The four files in a folder, packed or unpacked; None unless all are there."""
-    files = [
-        next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in IDX_FILES
-    ]
-    paths = [path for path in files if path is not None]
-    return paths if len(paths) == len(IDX_FILES) else None
-
-
-def read_idx(
-    paths: list[Path], known: tuple[Digests, ...], classes: int = 10
-) -> tuple[Arrays, dict[str, str]]:
-    """Arrays and SHA-256 of the four files; the digest is of the unpacked content,
-    so packing does not change it."""
-    return _read_idx([(read(path), str(path)) for path in paths], known, classes)
-
-
-def read_sample(known: tuple[Digests, ...]) -> tuple[Arrays, dict[str, str]]:
-    """The sample inside the package."""
-    folder = resources.files("rpel.data") / "sample"
-    return _read_idx(
-        [((folder / f"{name}.gz").read_bytes(), f"sample/{name}.gz") for name in IDX_FILES], known, 10
-    )
-
-
-def _read_idx(
-    files: list[tuple[bytes, str]], known: tuple[Digests, ...], classes: int
-) -> tuple[Arrays, dict[str, str]]:
-    parsed, checksums = [], {}
-    for (stored, where), digests, name in zip(files, known, IDX_FILES, strict=True):
-        content = unpack(stored, where)
-        verify(stored, content, digests, where)
-        parsed.append(parse_idx(content, where))
-        checksums[name] = sha256(content)
-    train_x, train_y = _paired(parsed[0], parsed[1], classes, "training")
-    test_x, test_y = _paired(parsed[2], parsed[3], classes, "test")
-    return (train_x, train_y, test_x, test_y), checksums
-
-
-def _paired(
-    images: NDArray[np.uint8], labels: NDArray[np.uint8], classes: int, part: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DataError(f"the {part} images {images.shape} and labels {labels.shape} do not belong together")
-    if labels.size and labels.max() >= classes:
-        raise DataError(f"the {part} labels go up to {labels.max()}, but there are {classes} classes")
-    return images[:, None], labels.astype(np.int64)
-
-
-# --- CIFAR-10: pickles, read without letting one name anything but NumPy's arrays ---------------------------
+# --- CIFAR-10: pickles that may name nothing but NumPy's arrays ---------------------------------------------
 
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_ARCHIVES = ("cifar-10-batches-py.tar.gz", "cifar-10-python.tar.gz")
-CIFAR_MD5 = "c58f30108f718f92721af3b95e74349a"
-"""Of the public cifar-10-python.tar.gz, the one that is downloaded."""
-_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR_BATCHES = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -161,18 +131,14 @@ CIFAR_BATCHES = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 """MD5 of each batch, the same in every archive."""
-
+CIFAR_STATISTICS: Statistics = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _LARGEST_MEMBER = 40_000_000
 
-
-def _reconstruct() -> Any:
-    """NumPy's own array constructor for pickles; asking a pickled array avoids its moving module path."""
-    return np.zeros(1).__reduce__()[0]
-
-
+# NumPy's own array constructor for pickles; asking a pickled array avoids its moving module path.
+_RECONSTRUCT = np.zeros(1).__reduce__()[0]
 _ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct(),
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct(),
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
@@ -185,13 +151,11 @@ class _ArraysOnly(pickle.Unpickler):
         try:
             return _ALLOWED[module_name, global_name]
         except KeyError:
-            raise DataError(
-                f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs"
-            ) from None
+            raise DataError(f"it asks for {module_name}.{global_name}") from None
 
 
 def unpickle(content: bytes, name: str = "the file") -> Any:
-    """The object in a pickle of plain values and NumPy arrays; byte strings stay bytes.
+    """Return the object in a pickle of plain values and NumPy arrays; byte strings stay bytes.
 
     >>> unpickle(pickle.dumps({b"labels": [3, 1]}))
     {b'labels': [3, 1]}
@@ -202,152 +166,106 @@ def unpickle(content: bytes, name: str = "the file") -> Any:
         raise DataError(f"{name} is refused as a pickle: {error}") from error
 
 
-def parse_batch(content: bytes, name: str = "the file") -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (N, 3, 32, 32) and labels (N,) of one batch."""
-    batch = unpickle(content, name)
-    data, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise DataError(f"{name} holds no images of 3072 bytes under b'data'")
-    if not isinstance(labels, list) or len(labels) != len(data) or not all(_is_class(y) for y in labels):
-        raise DataError(f"{name} does not hold one label from 0 to 9 for each image under b'labels'")
-    return data.reshape(-1, 3, 32, 32), np.array(labels, np.int64)
+def find_cifar(root: Path) -> Dataset | None:
+    """Return CIFAR-10 from the unpacked folder or an archive, which is never extracted to disk."""
+    folder, archives = (
+        root / CIFAR_FOLDER,
+        [root / name for name in CIFAR_ARCHIVES if (root / name).is_file()],
+    )
+    if all((folder / name).is_file() for name in CIFAR_BATCHES):
+        path, members = folder, {name: read(folder / name) for name in CIFAR_BATCHES}
+    elif archives:
+        path, members = archives[0], _members(archives[0])
+    else:
+        return None
+    for name, digest in CIFAR_BATCHES.items():
+        check_published(members.get(name, b""), digest, f"{name} in {path}")
+    parts = [parse_batch(members[name]) for name in CIFAR_BATCHES]
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
+    sums = {f"{CIFAR_FOLDER}/{name}": sha256(members[name]) for name in CIFAR_BATCHES}
+    return Dataset("cifar10", x, y, *parts[-1], 10, *CIFAR_STATISTICS, sums, augment="crop-flip")
 
 
-def _is_class(label: object) -> bool:
-    return isinstance(label, int) and 0 <= label <= 9
-
-
-def locate_cifar(folder: Path) -> Path | None:
-    """The unpacked folder or one of the archives below a data folder."""
-    if all((folder / CIFAR_FOLDER / name).is_file() for name in CIFAR_BATCHES):
-        return folder / CIFAR_FOLDER
-    return next((folder / name for name in CIFAR_ARCHIVES if (folder / name).is_file()), None)
+def parse_batch(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (N, 3, 32, 32) and labels (N,) of one batch."""
+    batch = unpickle(content)
+    return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64)
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    """The six batches, by name, from an unpacked folder or an archive;
-    an archive is never extracted to disk."""
-    if path.is_dir():
-        return {name: read(path / name) for name in CIFAR_BATCHES}
     members: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|gz") as archive:
             for entry in archive:
                 name = entry.name.rpartition("/")[2]
-                if name in CIFAR_BATCHES and entry.isfile() and entry.size <= _LARGEST_MEMBER:
-                    file = archive.extractfile(entry)
-                    members[name] = file.read() if file else b""
+                file = archive.extractfile(entry) if entry.size <= _LARGEST_MEMBER else None
+                if name in CIFAR_BATCHES and file:
+                    members[name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{path} is damaged: {str(error) or 'it ends too early'}") from error
     return members
 
 
-def read_cifar(
-    path: Path,
-) -> tuple[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]], dict[str, str]]:
-    """Training and test arrays and the SHA-256 of each batch."""
-    members = _members(path)
-    for name, digest in CIFAR_BATCHES.items():
-        if name not in members:
-            raise DataError(f"{path} holds no {name}")
-        if md5(members[name]) != digest:
-            raise DataError(f"{name} in {path} is not the published batch: its MD5 is {md5(members[name])}")
-    parts = [parse_batch(members[name], name) for name in _TRAIN]
-    test_x, test_y = parse_batch(members["test_batch"], "test_batch")
-    train_x, train_y = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-    return (train_x, train_y, test_x, test_y), {
-        f"{CIFAR_FOLDER}/{name}": sha256(members[name]) for name in CIFAR_BATCHES
-    }
-
-
-# --- FEMNIST: femnist/{train,test}/*.json with users, num_samples and user_data[user]{x, y},
-# or a subset as npz ----
+# --- FEMNIST: LEAF's femnist/{train,test}/*.json, or a subset as npz ----------------------------------------
 
 FEMNIST_FOLDER = "femnist"
 FEMNIST_CLASSES = 62
 """Digits, upper case, lower case."""
 FEMNIST_SUBSET = "femnist-subset/femnist-155-writers.npz"
 FEMNIST_SUBSET_SHA256 = "917dd17149e279625d1aa52be4c861ec4b21c8b8d715bf3aacc3097ac930d3bc"
-_PIXELS = 784
+# LEAF's images are mostly white background (1.0), which this puts near zero, as MNIST's black is.
+FEMNIST_STATISTICS: Statistics = ((0.9637,), (0.1592,))
 
 
-@dataclass(frozen=True)
-class Part:
-    """Pooled examples of one split: images (N, 1, 28, 28), labels (N,)
-    and the writer's number of each (N,)."""
+def find_femnist(root: Path) -> Dataset | None:
+    """Return what the user made with LEAF or, without that, the published subset of 155 writers."""
+    checksums: dict[str, str] = {}
+    if all(any((root / FEMNIST_FOLDER / split).glob("*.json")) for split in ("train", "test")):
+        numbers: dict[str, int] = {}
+        x, y, writers = _read_leaf(root, "train", numbers, checksums)
+        test_x, test_y, test_writers = _read_leaf(root, "test", numbers, checksums)
+    elif (root / FEMNIST_SUBSET).is_file():
+        content = check_published(read(root / FEMNIST_SUBSET), FEMNIST_SUBSET_SHA256, root / FEMNIST_SUBSET)
+        checksums[FEMNIST_SUBSET] = FEMNIST_SUBSET_SHA256
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            x, test_x = file["x_train"][:, None], file["x_test"][:, None]
+            y, writers, test_y, test_writers = (
+                file[key].astype(np.int64) for key in ("y_train", "w_train", "y_test", "w_test")
+            )
+    else:
+        return None
+    more = *FEMNIST_STATISTICS, checksums, writers, test_writers
+    return Dataset("femnist", x, y, test_x, test_y, FEMNIST_CLASSES, *more)
 
-    x: NDArray[np.uint8]
-    y: NDArray[np.int64]
-    writers: NDArray[np.int64]
-    checksums: dict[str, str]
 
-
-def locate_femnist(folder: Path) -> Path | None:
-    """The FEMNIST folder, if it has json files for training and for testing."""
-    both = all(any((folder / FEMNIST_FOLDER / split).glob("*.json")) for split in ("train", "test"))
-    return folder / FEMNIST_FOLDER if both else None
-
-
-def read_femnist(folder: Path, split: str, numbers: dict[str, int]) -> Part:
-    """All files of one split, in the order of their names;
-    writers that are new to `numbers` get the next ones."""
-    images, labels, writers, checksums = [], [], [], {}
-    for path in sorted((folder / split).glob("*.json")):
+def _read_leaf(root: Path, split: str, numbers: dict[str, int], checksums: dict[str, str]) -> tuple[Any, ...]:
+    """Return images, labels and writers of all files of a split; new writers get the next numbers."""
+    images, labels, writers = [], [], []
+    for path in sorted((root / FEMNIST_FOLDER / split).glob("*.json")):
         content = read(path)
         checksums[f"{FEMNIST_FOLDER}/{split}/{path.name}"] = sha256(content)
-        for user, x, y in _users(content, str(path)):
+        for user, x, y in _users(content, path):
             images.append(x)
             labels.append(y)
             writers.append(np.full(len(y), numbers.setdefault(user, len(numbers)), np.int64))
     if not sum(map(len, labels)):
-        raise DataError(f"{folder / split} holds no examples")
-    return Part(np.concatenate(images), np.concatenate(labels), np.concatenate(writers), checksums)
+        raise DataError(f"{root / FEMNIST_FOLDER / split} holds no examples")
+    return np.concatenate(images), np.concatenate(labels), np.concatenate(writers)
 
 
-def read_femnist_subset(path: Path) -> tuple[Part, Part]:
-    """Training and test examples of the 155 writers; the file is the known one,
-    so what is inside needs no check."""
-    content = read(path)
-    digest = sha256(content)
-    if digest != FEMNIST_SUBSET_SHA256:
-        raise DataError(f"{path} is not the known file of 155 writers: its SHA-256 is {digest}")
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        train, test = (
-            Part(
-                arrays[f"x_{split}"][:, None],
-                arrays[f"y_{split}"].astype(np.int64),
-                arrays[f"w_{split}"].astype(np.int64),
-                {FEMNIST_SUBSET: digest},
-            )
-            for split in ("train", "test")
-        )
-    return train, test
-
-
-def _users(content: bytes, where: str) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
-    """Name, images and labels of each writer in a file."""
+def _users(content: bytes, path: Path) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
+    """Yield the name, images and labels of each writer in a file."""
     try:
         record = json.loads(content)
-        users = list(zip(record["users"], record["num_samples"], strict=True))
-        data = [record["user_data"][user] for user, _ in users]
+        for user, count in zip(record["users"], record["num_samples"], strict=True):
+            data = record["user_data"][user]
+            x, y = np.array(data["x"], np.float64).reshape(-1, 784), np.array(data["y"])
+            whole = y.dtype.kind == "i" and y.min() >= 0 and y.max() < FEMNIST_CLASSES
+            if not len(x) == len(y) == count or not ((x >= 0) & (x <= 1)).all() or not whole:
+                raise ValueError(
+                    f"writer {user} needs {count} images of 784 pixels from 0 to 1, with labels from 0 to 61"
+                )
+            yield user, np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), y.astype(np.int64)
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{where} is not in LEAF's format (users, num_samples, user_data): {error}"
-        ) from error
-    for (user, count), examples in zip(users, data, strict=True):
-        yield user, *_examples(examples, count, f"{where}, user {user}")
-
-
-def _examples(data: Any, count: Any, where: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One writer's images and labels, checked."""
-    try:
-        x, y = np.array(data["x"], np.float64).reshape(-1, _PIXELS), np.array(data["y"])
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise DataError(f"{where}: x must be lists of {_PIXELS} numbers and y one label each") from error
-    if not len(x) == len(y) == count:
-        raise DataError(f"{where}: {len(x)} images and {len(y)} labels where num_samples says {count}")
-    if not ((x >= 0) & (x <= 1)).all():
-        raise DataError(f"{where}: a pixel is outside 0 to 1")
-    if len(y) and not (y.dtype.kind == "i" and y.min() >= 0 and y.max() < FEMNIST_CLASSES):
-        raise DataError(f"{where}: a label is not a whole number from 0 to {FEMNIST_CLASSES - 1}")
-    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28), y.astype(np.int64)
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path} is not in LEAF's format (users, num_samples, user_data): {why}") from error

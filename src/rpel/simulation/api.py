@@ -87,6 +87,7 @@ class Options(Fields, total=False):
 
     metric: Any
     collate: Any
+    target: str | None
     task: Task | None
     callbacks: Sequence[Callback]
     problem: Callable[[Problem], Problem] | None
@@ -98,8 +99,8 @@ class Options(Fields, total=False):
 
 
 _OPTIONS: dict[str, Any] = {
-    "metric": None, "collate": None, "task": None, "callbacks": (), "problem": None, "out": None,
-    "progress": None, "force": False, "reuse": False, "tensorboard": False,
+    "metric": None, "collate": None, "target": None, "task": None, "callbacks": (), "problem": None,
+    "out": None, "progress": None, "force": False, "reuse": False, "tensorboard": False,
 }  # fmt: skip
 """The defaults of the options; those of the fields are the Spec's."""
 _Model = str | nn.Module | Factory | None
@@ -131,9 +132,9 @@ def simulate(
         makes one is called under each run's seed. Parameters with requires_grad=False keep their values: they
         are neither trained nor exchanged.
         train, test: pairs (x, y) of arrays, tensors or DataFrames, of which x and y may be tuples or dicts;
-        torch data sets or loaders (whose batches are drawn anew); train may also be a list with one of these
-        per honest node, of any sizes. All are used as they are: whole numbers such as token ids stay whole,
-        nothing is normalised.
+        torch data sets or loaders (whose batches are drawn anew); DataFrames or Hugging Face data sets, whose
+        column of targets is ``target``; train may also be a list with one of these per honest node. All are
+        used as they are: whole numbers such as token ids stay whole, nothing is normalised.
         collate: collate(examples) -> (inputs, targets) makes a batch of examples that are not alike, by
         padding. Left out: ``dataset`` from ``data_dir``.
         task: all of these in one rpel.tasks.Task, which a peer of a network takes as well.
@@ -197,7 +198,7 @@ def simulate(
     given: dict[str, Any] = {**_OPTIONS, **others, "seeds": seeds}
     options = {key: given.pop(key) for key in _OPTIONS}
     rule, attack, out = given.get("rule"), given.get("attack", "alie"), options["out"]
-    objects = {key: options[key] for key in ("metric", "collate")}
+    objects = {key: options[key] for key in ("metric", "collate", "target")}
     if options["task"] is not None:
         own = _of_task(options["task"], model=model, train=train, test=test, loss=loss, **objects)
         model = options["task"].module
@@ -276,6 +277,7 @@ def resume(
     rule: Rule | Callable[..., Any] | None = None,
     attack: Attack | Callable[..., Any] | None = None,
     collate: Any = None,
+    target: str | None = None,
     optimizer: Any = None,
     callbacks: Sequence[Callback] = (),
     problem: Callable[[Problem], Problem] | None = None,
@@ -288,7 +290,7 @@ def resume(
     a finished one is returned.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
-    again; rule, attack, collate, optimizer, callbacks and problem, too.
+    again; rule, attack, collate, target, optimizer, callbacks and problem, too.
     force: also if other code has begun it, so that the rest may differ.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
@@ -299,7 +301,7 @@ def resume(
     True
     """
     own = Inputs(
-        model, train, test, loss, metric, rule, attack, optimizer, tuple(callbacks), problem, collate
+        model, train, test, loss, metric, rule, attack, optimizer, tuple(callbacks), problem, collate, target
     )
     told = _printed if progress is True else progress or None
     return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)

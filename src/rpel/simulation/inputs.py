@@ -65,6 +65,7 @@ class Inputs:
     callbacks: tuple[Callable[..., None], ...] = ()
     problem: Callable[[Problem], Problem] | None = None
     collate: Any = None
+    target: str | None = None
     shards: list[Integers] | None = None
 
     @property
@@ -149,9 +150,9 @@ def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
     if own.train is None:
         dataset = load(spec.dataset, spec.data_dir)
     elif user.is_one_per_node(own.train):
-        dataset, shards = user.per_node(own.train, own.test, honest, collate=own.collate)
+        dataset, shards = user.per_node(own.train, own.test, honest, collate=own.collate, target=own.target)
     else:
-        dataset = user.dataset(own.train, own.test, collate=own.collate)
+        dataset = user.dataset(own.train, own.test, collate=own.collate, target=own.target)
     if own.loss is None:
         dataset = user.with_classes(dataset)
     if own.train is not None:

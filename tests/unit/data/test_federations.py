@@ -41,8 +41,8 @@ def test_hospitals_keep_their_patients_apart(shared_data: Path) -> None:
 
 
 def test_changed_patient_is_refused(tmp_path: Path, shared_data: Path) -> None:
-    files = {f"{federations.HEART_FOLDER}/processed.{name}.data": b"" for name in federations.HOSPITALS}
-    source = shared_data / federations.HEART_FOLDER / "processed.cleveland.data"
+    files = {federations.HEART.format(name): b"" for name in federations.HOSPITALS}
+    source = shared_data / federations.HEART.format("cleveland")
     files["heart-disease/processed.cleveland.data"] = source.read_bytes().replace(b"63.0", b"64.0", 1)
     with pytest.raises(DataError, match=r"processed\.cleveland\.data"):
         load("heart-disease", put(files, tmp_path))

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rpel
-from rpel.attacks import ATTACKS, Attack, View
-from rpel.attacks.forgeries import FACTORS
+from rpel.attacks import ATTACKS, FACTORS, Attack, View
 from rpel.backend.base import backend
 from rpel.randomness import stream
 from rpel.rules import RoundContext

@@ -378,7 +378,7 @@ def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
     views: list[Any] = []
     forge = run.network.attack.function
 
-    @declare(searches=True)
+    @declare(needs={"rule"})
     def watching(view: View) -> Any:
         views.append(view)
         return forge(view)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rpel
-from rpel.attacks.registry import about as attacks
+from rpel.attacks import about as attacks
 from rpel.peer.config.membership import Member, Membership
 from rpel.peer.config.settings import Config
 from rpel.rules.registry import about as rules

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rpel import testing
-from rpel.attacks.registry import about as about_attacks
+from rpel.attacks import about as about_attacks
 from rpel.rules.base import Group, Rule
 from rpel.rules.registry import about as about_rules
 from support.paths import ROOT

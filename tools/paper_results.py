@@ -21,7 +21,7 @@ from typing import Any
 
 from kept_runs import Archive, KeptRun
 from rpel import plots
-from rpel.attacks.forgeries import ALIASES
+from rpel.attacks import ALIASES
 from rpel.experiments.drawings import read_rows
 from rpel.experiments.panels import ATTACKS, PANELS, SHARES, everything, find
 from rpel.files import atomic

@@ -135,7 +135,7 @@ def _searches(name: str) -> bool:
 
 def opponents(attacks: Sequence[str] = (), strongest: bool = False) -> list[Opponent]:
     """The attacks of these names, else all; ``strongest`` adds those that search for their best factor."""
-    from rpel.attacks.registry import about
+    from rpel.attacks import about
 
     names = list(attacks) or [name for name, _ in about() if not _searches(name)]
     if strongest:

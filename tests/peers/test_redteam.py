@@ -256,7 +256,7 @@ def test_red_team_member_without_key_is_refused(tmp_path: Path) -> None:
         ("label_flip", [], "data of its own"),
         ("spectral", [], "draw in secret"),
         ("strongest", ["of=alie+spectral"], "draw in secret"),
-        ("alie", ["y=1"], "alie knows no parameter 'y'"),
+        ("alie", ["y=1"], "alie has no parameter 'y'"),
         ("slow", ["speed=1"], "slow knows no parameter 'speed': it takes rate"),
         ("flood", ["rate=1e9"], "from 1 to 1000"),
         ("slow", ["rate=fast"], "rate 'fast' is not valid"),

@@ -55,7 +55,7 @@ def test_strongest_does_at_least_the_harm_of_the_plain_search() -> None:
         key = {"alie": "z", "foe": "zeta", "ipm": "tau"}[of]
 
         def J(a: float, of: str = of, key: str = key) -> float:
-            return harm(rpel.attack(of, **{key: a}).forge(honest))  # type: ignore[arg-type]
+            return harm(rpel.attack(of, **{key: a}).forge(honest))
 
         assert harm(actual) >= one_by_one(J) * (1 - 1e-9)
         assert harm(actual) >= J(0.0)

@@ -158,4 +158,5 @@ def test_rule_and_an_attack_in_the_working_directory_are_found(tmp_path: Path) -
 @pytest.mark.parametrize("name", [":x", ".a:x", "a b:c", "mine:"])
 def test_name_that_is_no_module_and_object_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = rpel("run", "quickstart", "--attack", name, code=2, capsys=capsys)
-    assert err == f"rpel: attack {name!r} is not of the form module:name\n"
+    assert repr(name) in err
+    assert err.count("\n") == 1

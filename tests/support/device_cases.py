@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rpel import data
-from rpel.attacks.forgeries import ATTACKS
+from rpel.attacks import ATTACKS
 from rpel.backend.torch import Torch
 from rpel.models import model
 from rpel.rules.registry import RULES

@@ -1,9 +1,11 @@
-"""Attacks: per-victim forgeries by an adversary that sees everything.
-Adding one is a function and a row of a table."""
+"""Attacks: what hostile peers answer, one forged vector per victim, by an adversary that sees everything."""
 
-from rpel.attacks.forgeries import ATTACKS
-from rpel.attacks.registry import Attack, attack
-from rpel.attacks.traits import Poison, Traits, declare
+from rpel.attacks.base import ALIASES, ATTACKS, Attack, Poison, State, Traits, about, attack, declare
+from rpel.attacks.forgeries import FACTORS
+from rpel.attacks.search import strongest
 from rpel.attacks.view import View
 
-__all__ = ["ATTACKS", "Attack", "Poison", "Traits", "View", "attack", "declare"]
+__all__ = [
+    "ALIASES", "ATTACKS", "FACTORS", "Attack", "Poison", "State", "Traits", "View", "about", "attack",
+    "declare", "strongest",
+]  # fmt: skip

@@ -1,41 +1,24 @@
-"""Forgeries: what the hostile peers answer, one vector per victim and round, for all victims at once.
+"""Forgeries: one function each, from a `View` to the forged rows of all victims at once.
 
-An attack is **one function** from a :class:`View` to the forged rows and **one row** of the table ``ATTACKS``
-at the end; what it needs and does stands above it (:func:`declare`). It returns what it forges. The memory
-for that may be the view's ``out``, which is handed out so that nothing has to be copied;
-nothing else of a view is written to.
+An attack is **one function** and its name in the list at the end; what it needs and does stands above it
+(`declare`). It returns the rows that it forges. Their memory may be the view's ``out``, so that nothing is
+copied; nothing else of a view is written to.
 
-μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models the victim's
-honest peers sent. No Python loop over victims.
+μ and σ are the coordinate-wise mean and standard deviation (divisor k − 1) over A, the models that the honest
+peers of the victim sent. There is no Python loop over victims.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from rpel.attacks.traits import Poison, declare, traits_of
+from rpel.attacks.base import ATTACKS, Poison, State, declare, traits_of
 from rpel.attacks.view import View
-from rpel.backend.arrays import (
-    column_blocks,
-    empty,
-    lend,
-    namespace,
-    put,
-    standard_normal,
-    take,
-    uniform,
-    zeros,
-)
+from rpel.backend.arrays import column_blocks, empty, lend, namespace, standard_normal, take, uniform, zeros
 from rpel.randomness import stream
-from rpel.rules import aggregate_or_keep
-from rpel.types import Floats, Integers, Models, Received
-
-State = dict[str, Any]
-"""What an attack remembers from round to round: arrays and numbers, checkpointed with the run."""
-
+from rpel.types import Floats, Integers, Models
 
 per_victim = declare(per_victim=True)
 
@@ -65,17 +48,17 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
 
 
 @declare(per_victim=True, factor="z")
-def alie(view: View, z: float | str | Floats = 1.5, tau: float | None = None) -> Models:
+def alie(view: View, z: float | str | Floats = 1.5) -> Models:
     """A Little Is Enough: μ + zσ (Baruch et al., 2019).
 
-    z="max" hides as far out as the honest majority allows. ``tau`` is ByzFL's name of z.
+    z="max" hides as far out as the honest majority allows.
     """
     z = largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z
-    return view.moments(1.0, z if tau is None else tau, out=view.out)
+    return view.moments(1.0, z, out=view.out)
 
 
 def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
-    """z_max = Φ⁻¹((m − b − q)/(m − b)) with q = ⌊m/2 + 1⌋ − b, the supporters still missing for a majority.
+    """Return z_max = Φ⁻¹((m − b − q)/(m − b)), q = ⌊m/2 + 1⌋ − b the supporters missing for a majority.
 
     >>> largest_hidden_z(np.array([16, 16, 7]), np.array([7, 6, 3])).round(4)
     array([0.7647, 0.5244, 0.6745])
@@ -87,12 +70,10 @@ def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:
 
 @declare(per_victim=True, needs={"own"}, factor="epsilon")
 def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
-    """x_i − (ε / Σ_hostile W_ij) Σ_honest W_ik (x_k − x_i): push the victim away from its peers (He et al.,
-    2022)."""
+    """x_i − (ε / Σ_hostile W_ij) Σ_honest W_ik (x_k − x_i), away from the peers (He et al., 2022)."""
     present = view.peers >= 0
     weights = present / 1.0 if view.weights is None else np.where(present, view.weights, 0.0)
     total = view.hostile if view.hostile_weights is None else view.hostile_weights.sum(axis=1)
-    # nobody hostile: no push
     scale = np.where(total > 0, np.asarray(epsilon) / np.where(total > 0, total, 1.0), 0.0)
     pull = weights * scale[:, None]
     return view.combine(1.0 + pull.sum(axis=1), -pull, out=view.out)
@@ -100,11 +81,10 @@ def dissensus(view: View, epsilon: float | Floats = 1.0) -> Models:
 
 @per_victim
 def mimic(view: View, epsilon: int = 0) -> Models:
-    """The model of the victim's honest peer number epsilon: all hostile peers over-represent it
-    (Karimireddy et al., 2022)."""
+    """The model of the victim's honest peer number epsilon, over-represented (Karimireddy et al., 2022)."""
     # on a graph the victim itself is one of A
     peers = np.where(view.peers == view.own[:, None], -1, view.peers)
-    rows = np.concatenate([peers, view.own[:, None]], axis=1)  # the own model for whoever has no honest peer
+    rows = np.concatenate([peers, view.own[:, None]], axis=1)  # for victims without honest peers
     order = np.argsort(rows < 0, axis=1, kind="stable")
     column = epsilon % np.maximum((peers >= 0).sum(axis=1), 1)
     chosen = np.take_along_axis(order, column[:, None], axis=1)
@@ -112,8 +92,7 @@ def mimic(view: View, epsilon: int = 0) -> Models:
 
 
 def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tuple[Models, State]:
-    """Learn the direction z of largest variance of the honest models,
-    then mimic the extreme node along it for good.
+    """Learn the direction z of largest variance of the honest models, then mimic the extreme node along it.
 
     One step of Oja's rule a round: z ← normalised Σ_i (x_i − mean)⟨x_i − mean, z⟩.
     """
@@ -135,8 +114,7 @@ def mimic_heuristic(view: View, state: State, learning_rounds: int = 20) -> tupl
 
 
 def stale(view: View, state: State, delay: int = 10) -> tuple[Models, State]:
-    """The honest mean of delay rounds ago (of the first round until then):
-    a peer that never caught up."""
+    """The honest mean of ``delay`` rounds ago (of the first round until then)."""
     xp, past = namespace(view.honest), state.get("past")
     past = empty(0, view.honest) if past is None else view.kernels.array(past)
     latest = xp.astype(view.mean(view.honest), past.dtype)
@@ -159,7 +137,7 @@ def gaussian(view: View, mu: float = 0.0, sigma: float = 1.0) -> Models:
 
 
 def _filled(view: View, rows: Any) -> Models:
-    """(v, d) these rows, or copies of one."""
+    """(v, d) Return these rows, or copies of one."""
     view.out[:] = rows
     return view.out
 
@@ -171,8 +149,8 @@ def _filled(view: View, rows: Any) -> Models:
 def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
     """As far along a direction as no honest model is from another: μ + aγp (Shejwalkar, Houmansadr, 2021).
 
-    p is −σ ("std"), −μ/‖μ‖ ("unit") or −sign μ ("sign"),
-    and γ the largest with max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
+    p is −σ ("std"), −μ/‖μ‖ ("unit") or −sign μ ("sign"), and γ the largest with
+    max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
     """
     spread, (length, along) = view.spread, _aside(view, direction)
     room = np.maximum(spread.diameter[:, None] - spread.to_mean, 0.0)
@@ -188,8 +166,7 @@ def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
 
 @declare(per_victim=True, factor="a")
 def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
-    """The same with squared distances summed: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (Shejwalkar, Houmansadr,
-    2021)."""
+    """min_max with sums of squared distances: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (the same authors)."""
     spread, (length, _) = view.spread, _aside(view, direction)
     room = np.maximum(spread.total - spread.to_mean.sum(axis=1), 0.0)
     scale = spread.count * length
@@ -199,7 +176,7 @@ def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
 
 
 def _along(view: View, direction: str, gamma: Floats) -> Models:
-    """μ + γp; γ (v,)."""
+    """Return μ + γp; γ (v,)."""
     if direction == "std":
         return view.moments(1.0, -gamma, out=view.out)
     mean = view.moments(1.0, out=view.out)
@@ -214,7 +191,7 @@ def _along(view: View, direction: str, gamma: Floats) -> Models:
 
 
 def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
-    """‖p‖² (v,) and ⟨p, μ − x⟩ (v, k) for the models x of A; the latter from the distances to μ + p."""
+    """Return ‖p‖² (v,), and ⟨p, μ − x⟩ (v, k) for the models x of A from the distances to μ + p."""
     spread = view.spread
     if direction == "std":
         length = spread.to_mean.sum(axis=1) / np.maximum(spread.count - 1, 1)
@@ -231,7 +208,7 @@ def _aside(view: View, direction: str) -> tuple[Floats, Floats]:
 
 
 def _norms(view: View, rows: Models) -> Floats:
-    """(v,) the lengths of the rows."""
+    """(v,) Return the lengths of the rows."""
     squared = view.kernels.distances_to(rows, np.arange(view.victims)[:, None], None)
     return np.asarray(np.sqrt(squared[:, 0]))
 
@@ -258,21 +235,18 @@ def fang(view: View) -> Models:
 
 # --- along the honest graph's weakest cut -------------------------------------------------------------------
 
-MOST_SPECTRAL = 2000
 
-
-@declare(needs={"own", "graph"}, factor="a", most=(MOST_SPECTRAL, "all eigenvalues of the honest graph"))
+@declare(needs={"own", "graph"}, factor="a", most=2000)  # it needs all eigenvalues of the honest graph
 def spectral(view: View, a: float | Floats = 1.0) -> Models:
     """SpH: x_i + a·v_i·Σ_j v_j x_j, v the second eigenvector of the honest graph (Gaucher et al., 2025).
 
     j runs over the honest nodes; v belongs to the second-smallest eigenvalue of their Laplacian, and an edge
-    joins two of them if either asks the other this round:
-    the two sides of the graph's weakest cut are driven apart.
+    joins two of them if either asks the other this round. So the two sides of the weakest cut are driven
+    apart.
     """
     if view.graph is None:
         raise ValueError("spectral needs the round's graph (needs = {'graph'})")
     n = len(view.honest)
-    traits_of(spectral).check_size("spectral", n)
     adjacency = np.zeros((n, n), dtype=bool)
     who, whom = np.repeat(np.arange(n), view.graph.shape[1]), view.graph.reshape(-1)
     adjacency[who[whom >= 0], whom[whom >= 0]] = True
@@ -287,17 +261,16 @@ def spectral(view: View, a: float | Floats = 1.0) -> Models:
 
 @lru_cache(maxsize=2)
 def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
-    """(n,) of the graph's Laplacian, of length 1; the adjacency (n, n) as packed bits.
+    """(n,) Return that of a graph's Laplacian, of length 1; the adjacency (n, n) as packed bits.
 
-    Among eigenvalues within 1e-9 of the second, a drawn direction of their space;
-    the first non-zero entry is positive.
+    Among eigenvalues within 1e-9 of the second, a direction of their space is drawn; the first non-zero entry
+    is positive.
 
     >>> path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=bool)
     >>> second_eigenvector(np.packbits(path).tobytes(), 3, seed=0).round(3) + 0.0
     array([ 0.707,  0.   , -0.707])
     """
-    # its solver can be held to one thread, so that the result does not depend on how many there are
-    import torch
+    import torch  # its solver can be held to one thread, so that the result does not depend on their number
 
     adjacency = np.unpackbits(np.frombuffer(packed, np.uint8), count=n * n).reshape(n, n).astype(np.float64)
     np.fill_diagonal(adjacency, 0.0)
@@ -309,156 +282,10 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
     finally:
         torch.set_num_threads(threads)
     space = vectors[:, np.abs(values - values[min(1, n - 1)]) <= 1e-9]
-    v = (
-        space[:, 0]
-        if space.shape[1] == 1
-        else space @ (space.T @ stream(seed, "spectral").standard_normal(n))
-    )
+    drawn = space @ (space.T @ stream(seed, "spectral").standard_normal(n))
+    v = space[:, 0] if space.shape[1] == 1 else drawn
     v = v / np.linalg.norm(v)
     return np.asarray(v * np.sign(v[np.abs(v) > 1e-12][0]))
-
-
-# --- strongest: a search of the factor against the victim's actual rule -------------------------------------
-
-PROBES = (0.06, 0.12, 0.25, 0.5, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0)
-
-
-def _searched(parameters: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """The attacks whose factor ``strongest`` searches, by name."""
-    return {name: ATTACKS[name] for name in families(parameters.get("of", "alie"))}
-
-
-@declare(per_victim=True, needs={"own", "rule"}, searches=True, parts=_searched)
-def strongest(view: View, of: str | Sequence[str] = "alie", evaluations: int = 16) -> Models:
-    """The given attack, or the best of several, with the factor that harms the victim's own aggregate most.
-
-    Harm is J(a) = ‖R(A ∪ own ∪ forged(a)) − mean(A ∪ own)‖, for every victim at once and against its actual
-    rule; of a vector that goes to several victims (the view's audience) it is the mean over them, each taken
-    to meet it as often as it meets hostile answers. ``of`` is one attack, several (a list, or joined by +),
-    or "all". What is found is a lower bound of the worst.
-    """
-    if view.rule is None:
-        raise ValueError("strongest needs the victim's rule")
-    searched, honest = _searched({"of": of}), _honest_mean(view)
-    most, kept = np.full(view.victims, -1.0), view.out
-    if len(searched) > 1:
-        kept = empty(view.victims, view.out)
-    for name, forge in searched.items():
-        factor = FACTORS[name]
-
-        def harm(a: Floats, forge: Any = forge, factor: str = factor) -> Floats:
-            return _harm(view, forge(view, **{factor: a}), honest)
-
-        best, reached = _search(harm, view.victims, evaluations)
-        forged = forge(view, **{factor: best})
-        better = reached > most
-        most = np.where(better, reached, most)
-        if len(searched) > 1:
-            put(kept, better, take(forged, better))
-    return kept
-
-
-def _harm(view: View, forged: Models, honest: Models) -> Floats:
-    """(v,) how far the forged rows move the aggregates from the honest means (v, d)."""
-    table = view.with_forged(forged)
-    if view.audience is None:
-        return _moved(view, _aggregated(view, table), honest)
-    harm, heard = np.zeros(view.victims), view.audience >= 0
-    for sent in np.flatnonzero(heard.any(axis=1)).tolist():
-        to = view.audience[sent, heard[sent]]
-        harm[sent] = _moved(view, _aggregated(view, table, to, sent), take(honest, to)).mean()
-    return harm
-
-
-def _moved(view: View, aggregated: Models, honest: Models) -> Floats:
-    rows = np.arange(len(aggregated))[:, None]
-    moved = np.sqrt(view.kernels.distances_to(aggregated, rows, honest)[:, 0])
-    return np.where(np.isnan(moved), np.inf, moved)  # a rule that breaks may be driven to infinity
-
-
-def families(of: str | Sequence[str]) -> list[str]:
-    """The attacks that ``of`` names.
-
-    >>> families("alie+ipm")
-    ['alie', 'inner_product_manipulation']
-    """
-    if isinstance(of, str):
-        given = list(FACTORS) if of == "all" else of.split("+")
-    else:
-        given = list(of) if isinstance(of, Iterable) else [of]
-    for name in given:
-        if not isinstance(name, str) or ALIASES.get(name, name) not in FACTORS:
-            raise ValueError(f"strongest searches the factor of {', '.join(FACTORS)}, not of {name!r}")
-    if not given:
-        raise ValueError("strongest needs at least one attack to search")
-    return [ALIASES.get(name, name) for name in given]
-
-
-def _search(harm: Callable[[Floats], Floats], victims: int, evaluations: int) -> tuple[Floats, Floats]:
-    """(v,) the factors found and the harm they do, with 2 · ``evaluations`` calls.
-
-    From a = 0 with step 1, move while better and double the step; then shrink the step by .8 before each try,
-    trying a + step and a − step in turn; J(0) counts as an evaluation. Harm has several hills, so this alone
-    may stop on a low one: as many evaluations again go to spread points, and then between the best factor and
-    the next larger one tried, because harm rises until the rule notices and then falls off a cliff.
-    """
-    best = np.zeros(victims)
-    reached, step, tried = harm(best), np.ones(victims), [best]
-
-    def attempt(a: Floats) -> Floats:
-        nonlocal best, reached
-        value = harm(a)
-        better = value > reached
-        best, reached = np.where(better, a, best), np.where(better, value, reached)
-        tried.append(a)
-        return better
-
-    expanding, forward = np.ones(victims, dtype=bool), np.ones(victims, dtype=bool)
-    for _ in range(evaluations - 1):
-        step = np.where(expanding, step, 0.8 * step)
-        back = ~expanding & ~forward & (best >= step)
-        better = attempt(np.where(back, best - step, best + step))
-        forward = np.where(expanding, True, ~forward)
-        step = np.where(expanding & better, 2 * step, step)
-        expanding &= better
-    for a in PROBES[:evaluations]:
-        attempt(np.full(victims, a))
-    for _ in range(evaluations - len(PROBES)):
-        above = np.min(np.where(np.array(tried) > best, tried, np.inf), axis=0)
-        attempt(np.where(np.isfinite(above), (best + above) / 2, 2 * best))
-    return best, reached
-
-
-def _honest_mean(view: View) -> Models:
-    """(v, d) the mean of A and the victim's own model."""
-    others = np.where(view.peers == view.own[:, None], -1, view.peers)
-    return view.average(np.concatenate([view.own[:, None], others], axis=1))
-
-
-def _aggregated(
-    view: View, table: Models, victims: Integers | None = None, sent: int | None = None
-) -> Models:
-    """(v, d) what each victim makes of what it receives; one that cannot aggregate keeps its half-step.
-
-    ``table`` (n + v, d): the honest models, then the forged rows. ``victims``: of these alone, when they all
-    receive the vector forged for victim ``sent``.
-    """
-    assert view.rule is not None
-    index, weights = view.answers()
-    forged = (index >= len(view.honest)) & (index < len(table))
-    places = np.arange(view.victims) if victims is None else victims
-    index, forged = index[places], forged[places]
-    if sent is not None:
-        index = np.where(forged, len(view.honest) + sent, index)
-    marks = None if weights is None else forged
-    weights = None if weights is None else weights[places]
-    received = Received(table, index, weights, marks, finite=view.finite)
-    # without node numbers, the rule runs in the round that it was made for
-    context = view.rule.context if view.context.ids is None else view.context
-    half, nodes = take(table, index[:, 0]), context.among(places)
-    result: Models
-    result, _ = aggregate_or_keep(half, received, view.rule, kernels=view.kernels, context=nodes)
-    return result
 
 
 # --- nothing forged -----------------------------------------------------------------------------------------
@@ -476,29 +303,12 @@ def backdoor(target: int = 0, share: float = 0.5) -> None:
 
 # --- the table ----------------------------------------------------------------------------------------------
 
-ATTACKS: dict[str, Callable[..., Any]] = {
-    "none": none,
-    "sign_flipping": sign_flipping,
-    "alie": alie,
-    "foe": foe,
-    "inner_product_manipulation": inner_product_manipulation,
-    "dissensus": dissensus,
-    "mimic": mimic,
-    "mimic_heuristic": mimic_heuristic,
-    "stale": stale,
-    "inf": inf,
-    "gaussian": gaussian,
-    "min_max": min_max,
-    "min_sum": min_sum,
-    "fang": fang,
-    "spectral": spectral,
-    "strongest": strongest,
-    "label_flip": label_flip,
-    "backdoor": backdoor,
-}
-"""Every attack by its name. A new one is a function above and a row here."""
-
-ALIASES = {"sf": "sign_flipping", "ipm": "inner_product_manipulation"}
-
+ATTACKS.update(
+    (function.__name__, function)
+    for function in (
+        none, sign_flipping, alie, foe, inner_product_manipulation, dissensus, mimic, mimic_heuristic, stale,
+        inf, gaussian, min_max, min_sum, fang, spectral, label_flip, backdoor,
+    )
+)  # fmt: skip
 FACTORS = {name: factor for name, attack in ATTACKS.items() if (factor := traits_of(attack).factor)}
-"""The attacks that have a factor a ≥ 0, and what it is called there."""
+"""The attacks that have a factor a ≥ 0, and its parameter."""

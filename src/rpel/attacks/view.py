@@ -19,21 +19,16 @@ from rpel.wire import Wire
 
 @dataclass(frozen=True)
 class Spread:
-    """The geometry of each victim's A: k models, all squared distances.
+    """The geometry of each victim's A, which are k models, in squared distances."""
 
-    count (v,) k · diameter (v,) the largest · total (v,) the largest sum from one of them to all others ·
-    to_mean (v, k) ‖a − μ‖², 0 padded
-    """
-
-    count: Integers
-    diameter: Floats
-    total: Floats
-    to_mean: Floats
+    count: Integers  # (v,) k
+    diameter: Floats  # (v,) the largest
+    total: Floats  # (v,) the largest sum from one of them to all others
+    to_mean: Floats  # (v, k) ‖a − μ‖², 0 padded
 
 
 def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
-    """From the distances between the models of A,
-    some victims at a time (a piece of distances stays below 32 MB)."""
+    """Return it from the distances between the models of A, in pieces below 32 MB."""
     present = rows >= 0
     full = np.where(present, rows, rows[:, :1])
     v, k = rows.shape
@@ -56,7 +51,7 @@ def _spread(kernels: Backend, models: Models, rows: Integers) -> Spread:
 
 @dataclass(frozen=True)
 class View:
-    """What the omniscient adversary sees in one round, and memory for what it makes of that.
+    """What the omniscient adversary sees in one round, and memory for what it forges.
 
     Shapes, with n honest nodes, v victims and d parameters::
 
@@ -108,15 +103,11 @@ class View:
 
     @cached_property
     def out(self) -> Models:
-        """(v, d) memory in which an attack may make the rows that it returns;
-        what stands there before means nothing.
-
-        Rows returned here need not be copied to be aggregated.
-        """
+        """(v, d) Memory for the rows that an attack returns, so that they need not be copied."""
         return self.table[len(self.table) - self.victims :]
 
     def with_forged(self, forged: Models) -> Models:
-        """(n + v, d) the honest models, then these forged rows (v, d) as they arrive, in ``out``."""
+        """(n + v, d) Return the honest models, then these forged rows (v, d) as they arrive, in ``out``."""
         if forged is not self.out:
             self.out[:] = forged
         self.wire.through(self.out, self.out)
@@ -147,14 +138,14 @@ class View:
         return self.mean(self.honest) - self.mean(self.before)
 
     def mean(self, models: Models) -> Models:
-        """(d,) the mean of some models (k, d), in the widest type."""
+        """(d,) Return the mean of some models (k, d), in the widest type."""
         total = zeros(models.shape[1:], models, wide=True)
         self.kernels.column_sums(models, slice(0, len(total)), total)
         return total / len(models)
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
-        """(n,) which honest models hold nothing but finite numbers."""
+        """(n,) Marks of the honest models whose entries are all finite."""
         return np.asarray(self.kernels.finite_rows(self.honest))
 
     @cached_property
@@ -165,8 +156,7 @@ class View:
     def moments(
         self, mean: float | Floats = 1.0, deviation: float | Floats = 0.0, *, out: Models | None = None
     ) -> Models:
-        """(v, d) mean · μ + deviation · σ; factors are numbers or one per victim.
-        ``out`` takes the result."""
+        """(v, d) Return mean · μ + deviation · σ; factors are numbers, or one per victim."""
         means, deviations = (
             np.broadcast_to(np.asarray(a, dtype=np.float64), (self.victims,)).copy()
             for a in (mean, deviation)
@@ -174,19 +164,18 @@ class View:
         return self.kernels.moments(self.honest, self.sources, means, deviations, out=out)
 
     def combine(self, own: Floats, peers: Floats, *, out: Models | None = None) -> Models:
-        """(v, d) own · x_i + Σ_k peers_k · x_k; own (v,), peers (v, k). ``out`` takes the result."""
+        """(v, d) Return own · x_i + Σ_k peers_k · x_k; own (v,), peers (v, k)."""
         index = np.concatenate([self.own[:, None], self.peers], axis=1)
         weights = np.concatenate([own[:, None], peers], axis=1)
         return self.kernels.combine(self.honest, index, weights, out=out)
 
     def average(self, rows: Integers) -> Models:
-        """(…, d) the mean of the honest models in each row of an index, −1 left out."""
+        """(…, d) Return the mean of the honest models in each row of an index, −1 left out."""
         weights = (rows >= 0) / np.maximum((rows >= 0).sum(axis=1, keepdims=True), 1)
         return self.kernels.combine(self.honest, rows, weights)
 
     def answers(self) -> tuple[Integers, Floats | None]:
-        """(v, m) what each victim aggregates (own, honest peers, its forged row as often as it is met),
-        and weights."""
+        """(v, m) Return the rows that each victim aggregates, its forged one repeated, and their weights."""
         forged = len(self.table) - self.victims + np.arange(self.victims)
         times = np.arange(int(self.hostile.max(initial=0)))[None, :] < self.hostile[:, None]
         others = np.where(self.peers == self.own[:, None], -1, self.peers)

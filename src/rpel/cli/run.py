@@ -216,7 +216,7 @@ def _names(kind: str) -> Iterable[tuple[str, str]]:
 
         return rules.about()
     if kind == "attacks":
-        from rpel.attacks import registry as attacks
+        from rpel import attacks
 
         return attacks.about()
     if kind == "methods":

@@ -31,7 +31,7 @@ class NamesInHelp(TyperCommand):
     they are looked up only there (numba is slow)."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from rpel.attacks import registry as attacks
+        from rpel import attacks
         from rpel.rules import registry as rules
 
         formatter.write_paragraph()

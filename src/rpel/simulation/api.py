@@ -261,7 +261,7 @@ def _of_task(task: Task, **others: Any) -> Inputs:
 
 def _as_text(attack: Attack) -> dict[str, Any]:
     """One of the library's attacks as the two fields of a Spec."""
-    whole = attack.parameters | ({"flood": True} if attack.flood else {})
+    whole = attack.parameters | {key: True for key in ("consistent", "flood") if getattr(attack, key)}
     whole |= {} if attack.targeting == "all" else {"targeting": attack.targeting}
     return {"attack": attack.name, "attack_params": whole}
 

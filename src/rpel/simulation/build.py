@@ -177,7 +177,7 @@ class Size:
         spec, attack, everybody = run.spec, run.attack, run.attack.trains
         half = spec.nodes if everybody else spec.nodes - spec.byzantine
         own = half if own is None else own
-        alone = victim_by_victim(attack, spec.consistent)
+        alone = victim_by_victim(attack, spec.consistent or attack.consistent)
         behind, older = own if everybody or alone else half, half if spec.asynchronous else 0
         return cls(own, half, behind, older, run.network.topology.widest * (own if alone else half))
 

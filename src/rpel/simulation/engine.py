@@ -121,7 +121,8 @@ class Simulation:
         spec = self.spec
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table,
-            self.nodes, self.mine, spec.seed, spec.no_show, spec.silent, spec.consistent,
+            self.nodes, self.mine, spec.seed, spec.no_show, spec.silent,
+            spec.consistent or attack.consistent,
             everyone=self._everyone, backend=self.backend, wire=self.wire,
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])

@@ -278,7 +278,10 @@ def _check_asynchronous(spec: Spec, attack: Attack) -> None:
             spec.max_grad_norm is not None,
             "max_grad_norm: fast nodes would spend more privacy than is counted",
         ),
-        (spec.consistent, "consistent: who asks at another moment is answered from other models"),
+        (
+            spec.consistent or attack.consistent,
+            "consistent: who asks at another moment is answered from other models",
+        ),
         ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
     ):
         if other:

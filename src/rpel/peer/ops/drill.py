@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel.attacks import ATTACKS, Attack, View, attack
-from rpel.attacks.forgeries import ALIASES, State
+from rpel.attacks import ALIASES, ATTACKS, Attack, State, View, attack
 from rpel.backend.base import backend
 from rpel.errors import nearest
 from rpel.peer.core.wire import Layout, digest

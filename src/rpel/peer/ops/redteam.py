@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel.attacks.forgeries import State
+from rpel.attacks import State
 from rpel.backend.base import backend
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address

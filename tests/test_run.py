@@ -143,6 +143,7 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
         "loss",
         "metric",
         "collate",
+        "target",
         "task",
         "progress",
         "force",

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -137,7 +137,8 @@ class Aggregation:
         self, half: Models, received: Received, nodes: Integers, t: int, out: Models | None = None
     ) -> tuple[Models, Aggregated]:
         """x^{t+1} of these nodes, and what was done."""
-        return aggregate_or_keep(half, received, self.rule, out, self.backend, self.context(t, nodes))
+        rule = replace(self.rule, context=self.context(t, nodes))
+        return aggregate_or_keep(half, received, rule, out, self.backend)
 
     def context(self, t: int, nodes: Integers) -> RoundContext:
         """What the rule is told of a round, for some nodes."""

@@ -60,8 +60,8 @@ class Trial:
                 "weights": present / present.sum(axis=1, keepdims=True),
                 "hostile": np.zeros(index.shape, bool),
             }
-        context = RoundContext(round=2, rounds=5, seed=3, ids=np.arange(len(index)))
-        return np.asarray(self.rule.aggregate(table, index, context=context, **given))
+        rule = self.rule.at(round=2, rounds=5, seed=3, ids=np.arange(len(index)))
+        return np.asarray(rule.aggregate(table, index, **given))
 
     def _graph(self, shape: tuple[int, ...]) -> dict[str, Any]:
         if not self.rule.on_graph:

@@ -114,7 +114,6 @@ def test_run_takes_data_as_simulate_takes_them_by_name(
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(("option", "name"), [("--rule", ZERO), ("--attack", HUGE)])
-@pytest.mark.xfail(strict=True, reason="rules of users take no parameters by name [issue 45]")
 def test_run_takes_a_users_rule_and_attack_with_parameters_by_name(
     option: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """`strongest`: a search of an attack's factor against the victim's actual rule."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def _aggregated(
     context = view.rule.context if view.context.ids is None else view.context
     half, nodes = take(table, index[:, 0]), context.among(places)
     result: Models
-    result, _ = aggregate_or_keep(half, received, view.rule, kernels=view.kernels, context=nodes)
+    result, _ = aggregate_or_keep(half, received, replace(view.rule, context=nodes), kernels=view.kernels)
     return result
 
 

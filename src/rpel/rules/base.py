@@ -258,7 +258,6 @@ class Rule(Stage, ABC):
         f: int | None = None,
         out: Array | None = None,
         kernels: Backend | None = None,
-        context: RoundContext | None = None,
         finite: NDArray[np.bool_] | None = None,
     ) -> Array:
         """(h, d) Aggregate for many victims over one table.
@@ -272,7 +271,6 @@ class Rule(Stage, ABC):
             f: the number of hostile vectors, in place of the rule's own.
             out: (h, d), where the result goes.
             kernels: the backend; by default numba in main memory and torch on other devices.
-            context: the round and the victims' node numbers, in place of the rule's own.
             finite: (n,) the table's finite rows, if already computed.
         """
         rule = self if f is None else self.with_f(f)
@@ -281,7 +279,7 @@ class Rule(Stage, ABC):
         checked = check_index(self.name, rows, index)
         group = Group(
             kernels or kernels_for(rows), rows, checked, rule.f or 0, np.arange(len(checked)),
-            self.context if context is None else context, finite, weights, hostile,
+            self.context, finite, weights, hostile,
         )  # fmt: skip
         buffer = out if given else writable(out)
         result = rule.compute(group, buffer)
@@ -356,7 +354,6 @@ def aggregate_or_keep(
     rule: Rule,
     out: Array | None = None,
     kernels: Backend | None = None,
-    context: RoundContext | None = None,
 ) -> tuple[Array, Aggregated]:
     """(h, d) Line 9 of Algorithm 1: aggregate, or keep the half-step where that is impossible.
 
@@ -366,13 +363,11 @@ def aggregate_or_keep(
         rule: the aggregation rule.
         out: (h, d), where the result goes.
         kernels: the backend that computes; numba by default.
-        context: the round and the nodes; the rule's own by default.
 
     Returns:
         The next models, and what was done for each node.
     """
-    table, index = received.table, received.index
-    kernels, context = kernels or backend("numba"), context or rule.context
+    table, index, kernels = received.table, received.index, kernels or backend("numba")
     known = np.empty(0, np.bool_) if received.finite is None else received.finite
     finite = np.concatenate([known, np.asarray(kernels.finite_rows(table[len(known) :]))])
     present = index >= 0
@@ -380,20 +375,22 @@ def aggregate_or_keep(
     degraded = rule.cannot_aggregate(present, usable)
     trimmed = np.where(degraded, 0, np.maximum((rule.f or 0) - (present & ~usable).sum(axis=1), 0))
     done = Aggregated(degraded, trimmed)
-    able = slice(None) if not degraded.any() else ~degraded
-
-    def aggregate(out: Array | None = None) -> Array:
-        weights, marks = (None if a is None else a[able] for a in (received.weights, received.hostile))
-        nodes = context if isinstance(able, slice) else context.among(able)
-        return rule.aggregate(
-            table, index[able], weights=weights, hostile=marks, out=out, kernels=kernels, context=nodes,
-            finite=finite,
-        )  # fmt: skip
-
-    if isinstance(able, slice):
-        return aggregate(out), done
-    result = empty(len(index), table) if out is None else out
+    if not degraded.any():
+        weights, hostile = received.weights, received.hostile
+        made = rule.aggregate(
+            table, index, weights=weights, hostile=hostile, out=out, kernels=kernels, finite=finite
+        )
+        return made, done
+    able, result = ~degraded, empty(len(index), table) if out is None else out
     put(result, degraded, take(half, degraded))
     if able.any():
-        put(result, able, aggregate())
+        weights, hostile = (None if a is None else a[able] for a in (received.weights, received.hostile))
+        some = replace(rule, context=rule.context.among(able))
+        put(
+            result,
+            able,
+            some.aggregate(
+                table, index[able], weights=weights, hostile=hostile, kernels=kernels, finite=finite
+            ),
+        )
     return result, done

@@ -1,7 +1,7 @@
 """Rules by name and in chains: ``rule("nnm+trimmed_mean", f=7)`` is ``chain(nnm(7), trimmed_mean(7))``."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
@@ -11,6 +11,7 @@ import numpy as np
 
 from rpel import component
 from rpel.backend.arrays import empty, take
+from rpel.component import Component
 from rpel.errors import nearest
 from rpel.rules import coordinatewise, graph, linear, mixing
 from rpel.rules.base import Group, Rule, Stage
@@ -60,82 +61,85 @@ def _warn_slow_once(name: str) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a chain before it is made."""
-
-    name: str
-    make: Callable[..., Stage]
-    keywords: frozenset[str]
-    required: frozenset[str] = frozenset()
-
-
 def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
-    """Return a rule by name, or the chain of rules joined by ``+``.
-
-    Each part takes the keywords that it knows; f is shared.
+    """Return a rule by name, or a chain of rules joined by ``+``.
 
     Args:
-        name: names of rules, of rules that installed packages register, or ``module:object``; or an object:
-            an instance or a subclass of `Rule` (or `PreAggregation`), or a function of the vectors
-            (m, d) → (d,), which receives f if it has such a parameter.
-        **parameters: keywords for the parts.
+        name: names of rules with or without parameters, as in ``"nnm+krum(neighbours=m-f-2)"``; of the
+            library, of an installed package, or ``module:object``; or an object: an instance or a subclass of
+            `Rule` (or `PreAggregation`), or any other callable, which is a function of the vectors
+            (m, d) → (d,) and receives f if it has such a parameter.
+        **parameters: each stage takes the ones it has; f is shared.
 
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True
     >>> rule(lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))
     array([3.])
     """
-    parts = [_part(one) for one in (name.split("+") if isinstance(name, str) else [name])]
+    given = component.parse_chain(name) if isinstance(name, str) else [name]
+    parts = [_part(one) for one in given]
     known = frozenset({"f"}).union(*(part.keywords for part in parts))
     for wrong in sorted(set(parameters) - known):
-        whole = "+".join(part.name for part in parts)
-        raise ValueError(f"{whole} knows no parameter {wrong!r}; {nearest(wrong, known)}")
-    return chain(*(_make(part, parameters) for part in parts))
+        whole = "+".join(part.asked.name for part in parts)
+        raise ValueError(f"{whole} has no parameter {wrong!r}; {nearest(wrong, known)}")
+    return chain(*(part.stage(parameters) for part in parts))
 
 
-def _make(part: Part, parameters: dict[str, Any]) -> Stage:
-    for key in sorted(part.required - set(parameters)):
-        raise ValueError(f"rule {part.name!r} needs its parameter {key!r}: give {key}=…")
-    try:
-        return part.make(**{key: value for key, value in parameters.items() if key in part.keywords})
-    except TypeError as error:
-        raise ValueError(f"{part.name}: {error}") from None
+@dataclass(frozen=True)
+class Part:
+    """A stage of a chain before it is made: by ``make``, with the parameters of ``takes`` after ``skip``."""
+
+    asked: Component
+    make: Callable[..., Stage]
+    takes: Callable[..., Any]
+    skip: int = 0
+
+    @property
+    def keywords(self) -> list[str]:
+        """The names of its parameters."""
+        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        takes = signature(self.takes).parameters.values()
+        return [p.name for p in takes if p.kind not in variable][self.skip :]
+
+    def stage(self, shared: Mapping[str, Any]) -> Stage:
+        """Make the stage with its own parameters and those of the chain's that it has."""
+        given = {key: shared[key] for key in self.keywords if key in shared} | dict(self.asked.keywords)
+        bound = Component(self.asked.name, self.asked.args, given).bind_to(self.takes, self.skip)
+        try:
+            return self.make(**bound)
+        except TypeError as error:
+            raise ValueError(f"{self.asked.name}: {error}") from None
 
 
-def _part(one: str | Stage | Callable[..., Any]) -> Part:
-    if isinstance(one, str) and one in RULES:
-        return Part(one, RULES[one], *_keywords(RULES[one]))
-    thing: Any = component.find(GROUP, one, RULES) if isinstance(one, str) else one
-    if isinstance(thing, Stage):
-        name = one if isinstance(one, str) else thing.name
-        return Part(name, lambda f=None: thing if f is None else thing.with_f(f), frozenset({"f"}))
-    if isinstance(one, str) and not callable(thing):
-        raise ValueError(f"rule {one!r} is neither a Rule nor a function but {type(thing).__name__}")
-    component.check_callable(thing, "rule")
-    name = one if isinstance(one, str) else component.place_of(thing)
+def _part(one: Component | Stage | Callable[..., Any]) -> Part:
+    thing: Any = one
+    if isinstance(one, Component):
+        thing = RULES.get(one.name) or component.find(GROUP, one.name, RULES)
+        if not callable(thing):
+            kind = type(thing).__name__
+            raise ValueError(f"rule {one.name!r} is neither a Rule nor a function but {kind}")
+        asked = one
+    else:
+        component.check_callable(thing, "rule")
+        asked = Component(thing.name if isinstance(thing, Stage) else component.place_of(thing))
     if thing in RULES.values():
-        return Part(name, thing, *_keywords(thing))
+        return Part(asked, thing, thing)
+    if isinstance(thing, Stage):
+        return Part(asked, (with_f := partial(_with_f, thing)), with_f)
     if isinstance(thing, type) and issubclass(thing, Stage):
-        make: Callable[..., Stage] = partial(thing, name)
-        return Part(name, make, *_keywords(make))
-
+        return Part(asked, (make := partial(thing, asked.name)), make)
     takes = list(signature(thing).parameters.values())
     if not takes or takes[0].kind is Parameter.KEYWORD_ONLY:
-        raise ValueError(f"rule {name} must be a Rule or a function of the vectors, f(x), not {name}()")
+        raise ValueError(f"rule {asked.name} must be a Rule or a function f(x), not {asked.name}()")
 
     def function_rule(f: int | None = None, **more: Any) -> Rule:
-        return FunctionRule(name, thing, more, f=f)
+        return FunctionRule(asked.name, thing, more, f=f)
 
-    return Part(name, function_rule, *_keywords(thing, skip=1))  # the first parameter is the vectors
+    return Part(asked, function_rule, thing, skip=1)  # the first parameter is the vectors
 
 
-def _keywords(function: Callable[..., Any], skip: int = 0) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of a function's parameters, and of those without a default."""
-    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    named = [p for p in signature(function).parameters.values() if p.kind not in variable][skip:]
-    required = (p.name for p in named if p.default is Parameter.empty)
-    return frozenset(p.name for p in named), frozenset(required)
+def _with_f(stage: Stage, f: int | None = None) -> Stage:
+    return stage if f is None else stage.with_f(f)
 
 
 def built_in(name: str) -> bool:
@@ -144,7 +148,7 @@ def built_in(name: str) -> bool:
     >>> built_in("nnm+trimmed_mean"), built_in("nnm+my.module:rule")
     (True, False)
     """
-    return all(part in RULES for part in name.split("+"))
+    return all(part.name in RULES for part in component.parse_chain(name))
 
 
 def about() -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ from rpel.simulation.methods import Resolved
 from rpel.spec import Spec
 from rpel.tasks.checks import check_loss
 from rpel.tasks.task import Loss, metrics
-from rpel.types import Integers
+from rpel.types import ROBUST_RULE, Integers
 
 log = logging.getLogger("rpel")
 
@@ -175,8 +175,12 @@ def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
 
 def code_versions(spec: Spec) -> dict[str, str]:
     """The code that this Spec runs: ours, and the files of the rules and the attack that are not ours."""
-    used = (("rpel.rules", (spec.rule or "").split("+")), ("rpel.attacks", [spec.attack]))
-    found = [item for group, names in used for item in component.origins(group, names)]
+    used = (("rpel.rules", spec.rule or ROBUST_RULE), ("rpel.attacks", spec.attack))
+    found = [
+        item
+        for group, text in used
+        for item in component.origins(group, [part.name for part in component.parse_chain(text)])
+    ]
     modules = {
         f"{name} ({package})" if package else name: component.code_digest(name, thing)
         for name, thing, package in found

@@ -10,6 +10,7 @@ import numpy as np
 from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
+from rpel.component import parse
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.record import OWN
 from rpel.rules import Rule
@@ -136,7 +137,7 @@ def resolve(
     if not method.on_graph:
         _check_rule(made, name, plan)
     planned: dict[str, Any] = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": name}
-    named = {} if attack is not None else {"attack": adversary.name}
+    named = {} if attack is not None else {"attack": str(replace(parse(spec.attack), name=adversary.name))}
     spec = spec.replace(**planned, **named, backend=_backend(spec))
     return Resolved(spec, plan, made, adversary, build_network(spec, plan.pull, adversary.flood))
 

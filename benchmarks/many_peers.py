@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
-from rpel.peer.ops.demo import Demonstration, _founded
-from rpel.peer.ops.watch import Observer, look
+from rpel.peer.ops.demo import Demonstration, write_network
+from rpel.peer.ops.status import Observer, look
 from rpel.processes import Children, Stop
 from rpel.types import ROBUST_RULE
 
@@ -49,7 +49,7 @@ def main() -> None:
     asked.add_argument("--peers", type=int, default=40)
     given = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder, Stop() as stop:
-        paths = _founded(
+        paths = write_network(
             Demonstration(peers=given.peers, byzantine=0), ROBUST_RULE, Path(folder) / "net", 60.0
         )
         members = Config.load(paths[0]).members

@@ -83,21 +83,6 @@ class Guarantee(StrEnum):
         }[self]
 
 
-class Health(StrEnum):
-    """What `rpel network check` found of a member; UNMEASURED: well, but its speed is not known."""
-
-    WELL = "well"
-    UNMEASURED = "unmeasured"
-    UNREACHABLE = "unreachable"
-    LATE = "late"
-    REFUSED = "refused"
-    MALFORMED = "malformed"
-    OTHER_MEMBERSHIP = "other_membership"
-    OTHER_MODEL = "other_model"
-    NO_CLOCK = "no_clock"
-    WRONG_CLOCK = "wrong_clock"
-
-
 @dataclass(frozen=True)
 class Received:
     """What the network returned: a table of models and, for each node, the rows it has (h, m), own first,

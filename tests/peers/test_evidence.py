@@ -26,7 +26,7 @@ from rpel.peer.core.protocol import make_ready
 from rpel.peer.io import detector
 from rpel.peer.io.detector import keep, verify
 from rpel.peer.node.node import Node, SecondInstanceError
-from rpel.peer.ops.redteam import RedTeam
+from rpel.peer.ops.drill import HostileMember
 from rpel.peer.state.journal import Audit, RoundLog, check_audit, verify_audit
 from rpel.rules import rule
 from support.commands import rpel
@@ -299,7 +299,7 @@ def test_audit_log_of_a_peer_whose_disk_was_full_is_proven_and_shows_the_gap(
             assert path.read_bytes().endswith(b"}\n")  # no part of a line stays
     write(5)
     m.replace(hyperparameters_sha256=content_hash({})).save(tmp_path / "members.toml")
-    arguments = ("verify", str(path), "--members", str(tmp_path / "members.toml"))
+    arguments = ("network", "verify", str(path), "--members", str(tmp_path / "members.toml"))
     output, _ = rpel(*arguments, capsys=capsys)
     assert "before round 5: 2 lines not written (File too large)" in output
     assert "rounds without a line: 3-4" in output
@@ -393,7 +393,7 @@ def test_training_peers_write_verifiable_audit_logs(tmp_path: Path) -> None:
 def test_equivocating_member_is_excluded(tmp_path: Path) -> None:
     files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
     running = [Running(Node(config), QuadraticLearner(i)) for i, config in enumerate(files.configs[:4])]
-    team = RedTeam(files.configs[4], "gaussian")
+    team = HostileMember(files.configs[4], "equivocate")
     hostile = threading.Thread(target=lambda: asyncio.run(team.run()), daemon=True)
     with ended(running):
         for peer in running:

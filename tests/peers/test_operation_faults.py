@@ -22,7 +22,7 @@ from rpel.peer.io.metrics import Metrics
 from rpel.peer.net.background import Background
 from rpel.peer.node.node import Node
 from rpel.peer.ops.join import MEMORY_FILE, join
-from rpel.peer.ops.watch import Observer
+from rpel.peer.ops.status import Observer
 from rpel.peer.state.memberships import MembershipWatcher
 from rpel.peer.state.models import read_layout
 from rpel.peer.state.store import Store

@@ -189,20 +189,10 @@ def hospital(tmp_path: Path) -> Iterator[Hospital]:
 
 
 def checked(hospital: Hospital, net: ProcessNetwork, number: int) -> dict[str, Any]:
-    """What `rpel network check` says in a member's own network."""
+    """What `rpel network status` says in a member's own network."""
     config = str(net.members[number].config)
-    command = (
-        sys.executable,
-        "-m",
-        "rpel",
-        "network",
-        "check",
-        "--config",
-        config,
-        "--step-seconds",
-        "0",
-        "--json",
-    )
+    status = ("network", "status", "--config", config, "--step-seconds", "0", "--json")
+    command = (sys.executable, "-m", "rpel", *status)
     found: dict[str, Any] = json.loads(hospital.run(hospital.namespace(number), *command, check=False).stdout)
     return found
 

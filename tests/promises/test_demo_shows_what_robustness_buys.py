@@ -62,7 +62,6 @@ def test_demo_runs_both_networks_and_prints_accuracies(small: Shown) -> None:
         assert {json.loads(deed)["attack"] for deed in deeds} == {"foe"}
 
 
-@pytest.mark.xfail(strict=True, reason="B5: it signs two models of round 1 and is excluded [issue 50]")
 @pytest.mark.parametrize("network", ["robust", "averaging"])
 def test_hostile_member_of_the_demo_is_never_excluded(small: Shown, network: str) -> None:
     evidence = sorted((small.folder / network).glob("peer-*/state/evidence/*"))

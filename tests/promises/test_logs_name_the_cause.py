@@ -72,7 +72,7 @@ def test_audit_log_is_proven_after_the_disk_was_full(
     net, rounds, _ = full
     log = net.members[0].folder / "state" / "audit.jsonl"
     members = str(net.folder / "members.toml")
-    out, _ = rpel("verify", str(log), "--members", members, "--json", capsys=capsys)
+    out, _ = rpel("network", "verify", str(log), "--members", members, "--json", capsys=capsys)
     found = json.loads(out)
     assert found["proven"] is True
     assert any(first <= rounds[0] <= last for first, last in found["rounds_missing"])

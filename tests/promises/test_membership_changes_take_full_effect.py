@@ -33,9 +33,9 @@ def test_member_that_was_down_during_two_changes_takes_part_with_the_newest_file
         up, down = net.members[:3], net.members[3]
         net.start(*up)
         net.wait_round(1, *up)
-        first = change(net, capsys, up, "plan", "--rounds", "90000")
+        first = change(net, capsys, up, "change", "--rounds", "90000")
         net.wait_round(first, *up)
-        second = change(net, capsys, net.members, "plan", "--rounds", "80000")
+        second = change(net, capsys, net.members, "change", "--rounds", "80000")
         net.start(down)
         net.wait_round(second, *up)
         net.wait_aggregated()
@@ -58,7 +58,7 @@ def test_longer_period_gives_readers_more_time_for_a_body(
         net.start(peer)
         net.wait(lambda: bool(peer.lines) or peer.ended, "the first round")
         # longer than the old deadline and the five seconds that a reader has beyond it
-        first = change(net, capsys, [peer], "period", "8")
+        first = change(net, capsys, [peer], "change", "--period", "8")
         net.put_in_force(net.folder / "members.next.toml")
         net.wait(lambda: peer.last >= first or peer.ended, "the longer rounds")
         with ask(net, other, peer, "/v1/init") as response:
@@ -74,7 +74,7 @@ def test_member_that_leaves_as_agreed_ends_with_status_0(
         leaving = net.members[2]
         net.start(leaving)
         net.wait(lambda: bool(leaving.lines) or leaving.ended, "the first round")
-        last = change(net, capsys, [leaving], "leave", leaving.id) - 1
+        last = change(net, capsys, [leaving], "remove", leaving.id) - 1
         net.wait(lambda: leaving.ended, "its end")
         assert leaving.last == last
         assert leaving.process.status == 0

@@ -13,7 +13,7 @@ from support.process_network import Plan, ProcessNetwork
 
 pytestmark = pytest.mark.integration
 
-STATUS = ("network", "check")  # issue 50 calls it "network status"
+STATUS = ("network", "status")
 BITS_PER_SECOND = 1_000_000
 
 
@@ -66,14 +66,12 @@ def test_status_of_a_network_with_time_enough_is_0(
     assert 1.0 < status(*slow_network(tmp_path, period=600.0), capsys, code=0) < 600.0
 
 
-@pytest.mark.xfail(strict=True, reason="it says SHORTER and leaves with status 0 [issue 50]")
 def test_status_of_a_network_whose_period_is_too_short_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status(*slow_network(tmp_path, period=1.0), capsys, code=1) > 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="they differ by a factor of two [issue 50]")
 def test_planned_and_measured_shortest_periods_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

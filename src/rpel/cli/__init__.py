@@ -77,7 +77,7 @@ _COMMANDS = {
     "arena": ("experiments", "Every rule against every attack, ranked by the worst case."),
     "list": ("run:list_names", "List rules, attacks, methods, data sets or presets."),
     "new": ("project", "Write a project of your own that runs as it is."),
-    "doctor": ("peer", "Check that this machine is ready."),
+    "doctor": ("doctor", "Check that this machine is ready."),
     "resume": ("run", "Continue interrupted runs from their last checkpoint."),
     "show": ("run", "Print the specification of a preset or a run as TOML."),
     "runs": ("report", "List the runs below a folder and how they ended."),
@@ -85,14 +85,11 @@ _COMMANDS = {
     "sweep": ("experiments", "Run all combinations of a grid, several at a time."),
     "reproduce": ("experiments", "Make the figures of the paper again."),
     "report": ("report", "Make one HTML page of runs: curves, tables, certificates."),
-    "red-team": ("peer:red_team", "Be a hostile member of your own network."),
-    "watch": ("peer", "Watch a running network."),
-    "verify": ("peer", "Check a proof that a member signed two different models."),
 }
 """Commands in the order of the help: module (and function where its name differs),
 and what the help says of them."""
 _GROUPS = {
-    "network": ("network:app", "Networks of real peers: found one, add members, check it."),
+    "network": ("network:app", "Networks of real peers: plan one, change it, watch it, try it."),
     "peer": ("peer:app", "One peer of a network: become a member and take part."),
     "privacy": ("privacy:app", "Attack the privacy of a run."),
 }

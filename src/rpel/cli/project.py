@@ -1,21 +1,23 @@
 """``rpel new``: a project to begin with."""
 
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
 
 from rpel.cli import options as opt
 from rpel.cli import terminal
 
 
-@opt.described
-def new(folder: Path, as_json: opt.Json = False) -> None:
+def new(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new folder; its name becomes the project's.")],
+    as_json: opt.Json = False,
+) -> None:
     """Write a project that runs as it is: a task on made-up data, a test, a network of four on this machine.
 
     Then replace the task and the data by your own; README.md in the folder has the steps.
 
     Example: rpel new clinic
-
-    Arguments:
-        folder (DIR): A new folder; its name becomes the project's.
     """
     from rpel.peer.ops.project import create
 

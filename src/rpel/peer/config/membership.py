@@ -249,7 +249,7 @@ class Membership(StrictRecord):
             when = f"that of {first!r} at {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC"
             yield (
                 f"{count(len(ends), 'certificate')} will expire before the last round, {when}: "
-                "`rpel network rotate` brings in one that lasts longer"
+                "`rpel network change --replace` brings in one that lasts longer"
             )
 
     def check(self, where: str = "", draft: bool = False) -> Self:

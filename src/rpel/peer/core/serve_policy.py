@@ -3,9 +3,9 @@
 Invariants: a round is served from the moment it is published until it is the fourth newest, always the same
 bytes; a round that was passed over is never served. A member has at most two requests open and is given at
 most two full bodies for a round that it asks for (two, because a peer that restarts asks again), so that one
-member cannot take the others' share. The initial model, which everybody has and `rpel network check` measures
-with, is given as often in each period. Members are known by their pins, whatever their numbers in the
-membership of the moment.
+member cannot take the others' share. The initial model, which everybody has and `rpel network status` fetches
+to measure lines, is given as often in each period. Members are known by their pins, whatever their numbers in
+the membership of the moment.
 """
 
 from collections import Counter

@@ -50,7 +50,7 @@ class Contact:
 
 class Metrics:
     """The numbers of one peer under the names that dashboards rely on,
-    and the summary that `rpel watch` asks for."""
+    and the summary that `rpel network status` asks for."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = prometheus.CollectorRegistry()

@@ -70,7 +70,7 @@ class PeerService:
         return self.clock.position()
 
     def status(self) -> dict[str, object]:
-        """What `rpel watch` shows of this peer."""
+        """What `rpel network status` shows of this peer."""
         return self.summary() | {
             "version": __version__,
             "position": self.position(),

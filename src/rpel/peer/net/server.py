@@ -86,7 +86,7 @@ class Service(Protocol):
         """This peer's round clock."""
 
     def status(self) -> dict[str, object]:
-        """What :code:`rpel watch` shows."""
+        """What :code:`rpel network status` shows."""
 
     def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
         """A request was answered with this code; ``sent`` bytes of a body left."""

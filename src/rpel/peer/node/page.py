@@ -172,7 +172,7 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
     if metrics.unasked_rounds >= 5 and m.nodes > 1:
         yield (
             f"Nobody has taken this peer's model for {metrics.unasked_rounds} rounds: can the others reach "
-            "it? `rpel network check` asks them to call back."
+            "it? `rpel network status` asks them to call back."
         )
     for id in service.detector.excluded(service.now):
         yield f"{id} signed two models of one round and is excluded: the proof is in the evidence folder."
@@ -188,7 +188,7 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
         yield "The last checkpoint could not be written: is the disk full?"
     if service.now.own.expires - now < _SOON:
         yield (
-            f"This peer's certificate ends on {_day(service.now.own.expires)}: `rpel network rotate` "
+            f"This peer's certificate ends on {_day(service.now.own.expires)}: rpel network change --replace "
             "replaces it."
         )
     if (coming := service.coming()) is not None:

@@ -19,11 +19,14 @@ from rpel.peer.learn.learner import training
 from rpel.peer.learn.privacy import ASKED, asked_of
 from rpel.peer.state import models as model_files
 from rpel.planning import Plan
-from rpel.planning.traffic import shortest_period
+from rpel.planning.traffic import bits_per_second, pullers
 from rpel.types import CONFIDENCE, ROBUST_RULE
 
 NO_TASK = "none"
 """The task of a network whose members train in loops of their own."""
+
+MARGIN = 2.0
+"""A round is planned to take this many times what a line needs for it: other hours are busier."""
 
 USUAL_LATE = 2
 """How many honest peers may be late in a round, unless few peers allow fewer only."""
@@ -165,8 +168,13 @@ class NewNetwork:
         return self.plan.messages_per_round * self.layout.size
 
     def shortest_period(self, upstream: str) -> float:
-        """Return the shortest period if members can send at this rate, such as "20Mbit"."""
-        return shortest_period(self.plan.nodes, self.plan.pull, self.layout.size, upstream)
+        """Return the shortest period if members can send at this rate, such as "20Mbit".
+
+        It is what `rpel network status` suggests for such lines.
+        """
+        m = self.membership
+        seconds = 8 * pullers(m.nodes, m.pull) * self.layout.size / bits_per_second(upstream)
+        return MARGIN * seconds * m.period / m.deadline
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values."""

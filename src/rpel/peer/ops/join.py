@@ -1,10 +1,8 @@
-"""Become a member: make a key, a certificate, a peer.toml and an entry, and add entries to members.toml."""
+"""Become a member: make a key, a certificate, a peer.toml and an entry for members.toml."""
 
 import math
 import socket
-import time
 import tomllib
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +13,12 @@ from urllib.parse import urlsplit
 
 from rpel import certificates
 from rpel.files import write_text
-from rpel.peer.config.membership import INIT_FILE, Member, Membership, duplicates, peer_url
+from rpel.peer.config.membership import INIT_FILE, Member, Membership, peer_url
 from rpel.peer.config.settings import Config
 from rpel.peer.core.wire import Layout
 from rpel.peer.net import tls
 from rpel.peer.state.models import read_layout
+from rpel.text import visible
 
 METRICS_PORT = 9464
 MEMORY_FILE = "rpel-peer-memory.conf"
@@ -168,47 +167,19 @@ def _notes(path: Path, member: Member) -> tuple[str, ...]:
     for other in terms.members:
         if other.id == member.id:
             return (
-                f"{member.id!r} is in {path} already: its new key comes into force by `rpel network rotate`",
+                f"{member.id!r} is in {path} already: its new key comes into force by `rpel network "
+                "change --replace`",
             )
         if other.url == member.url:
             raise ValueError(
                 f"url {member.url!r} is that of {other.id!r} in {path}: each member needs its own"
             )
     if len(terms.members) >= terms.nodes:
-        return (
-            f"{path} has all of its {terms.nodes} members already: one more joins by `rpel network join`",
-        )
+        return (f"{path} has all of its {terms.nodes} members already: one more joins by `rpel network add`",)
     return ()
 
 
-# --- adding entries -----------------------------------------------------------------------------------------
-
-
-def add(members: Path, entries: Sequence[Path]) -> tuple[Membership, tuple[Member, ...]]:
-    """Add the entries in these files, all of them or none, to a members.toml.
-
-    Returns the membership with them, and the new members.
-    """
-    before = Membership.load(members, draft=True)
-    new = tuple(member for path in entries for member in read_entries(path))
-    for fault in duplicates(before.members + new):
-        raise ValueError(fault)
-    missing = before.nodes - len(before.members)
-    if not missing:
-        first = max(1, before.timetable.round(time.time() - before.timetable.begins)) + 10
-        raise ValueError(
-            f"{members} has all of its {before.nodes} members: one more joins from a later round on, by "
-            f"`rpel network join ENTRY --from-round {first}`, or make the network again with more --peers"
-        )
-    if len(new) > missing:
-        raise ValueError(
-            f"{members} lacks {missing} of its {before.nodes} members, but {len(new)} entries are given: add "
-            f"{missing} of them and the others later (`rpel network join`), or make the network again with "
-            "more --peers"
-        )
-    after = before.replace(members=before.members + new)
-    after.save(members)
-    return after, new
+# --- entries ------------------------------------------------------------------------------------------------
 
 
 def read_entries(path: Path) -> list[Member]:
@@ -229,6 +200,21 @@ def read_entries(path: Path) -> list[Member]:
         Member.parse(name if len(entries) > 1 else str(path), entry)
         for name, entry in zip(where, entries, strict=True)
     ]
+
+
+def entry_lines(member: Member) -> list[str]:
+    """Return who a member is and its fingerprint, in three lines of at most 80 columns.
+
+    What the entry says is one line, too short for a fingerprint: it must not pass for what is compared.
+    """
+    texts = (visible(" ".join(text.split())) for text in (member.organisation, member.url))
+    who = "  ".join([member.id, *(_shorten(text, 60) for text in texts if text)])
+    digits = grouped(member.fingerprint)
+    return [_shorten(who, 80), f"  {digits[:39]}", f"  {digits[40:]}"]
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def grouped(fingerprint: str) -> str:

@@ -297,7 +297,7 @@ def test_members_of_one_organisation_are_named_where_a_membership_is_shown(
     m = network(epoch=datetime.now(UTC).timestamp())
     path = tmp_path / "members.toml"
     m.replace(members=tuple(member.replace(organisation="Trust") for member in m.members)).save(path)
-    _, err = rpel("network", "members", "--members", str(path), capsys=capsys)
+    _, err = rpel("network", "show", str(path), capsys=capsys)
     assert "4 members" in err
     assert "'Trust'" in err
     assert "byzantine 1" in err

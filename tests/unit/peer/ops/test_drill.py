@@ -3,6 +3,7 @@ and they go on."""
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -13,15 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpel import attack, cli, rule
+from rpel import attack, rule
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import of_member, sign
 from rpel.peer.core.protocol import make_ready
 from rpel.peer.net.tls import read_key
 from rpel.peer.node.node import Node
-from rpel.peer.ops.drill import MISBEHAVIOURS, drill
-from rpel.peer.ops.redteam import Deed, RedTeam
-from rpel.record import parse_pairs
+from rpel.peer.ops.drill import MISBEHAVIOURS, HostileMember, Strike, drill
 from rpel.types import Models
 from support.loopback import Ends, MemoryStore, model
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
@@ -55,7 +54,7 @@ class Drill:
 
 
 @asynccontextmanager
-async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[Drill]:
+async def drilled(folder: Path, attack: str) -> AsyncIterator[Drill]:
     net = found(folder, HONEST + 1, rounds=2, period=600.0, soon=0.0, byzantine=1)
     stores = [MemoryStore(LAYOUT) for _ in range(HONEST)]
     transports = []
@@ -66,7 +65,7 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
         store.signatures[1] = sign(read_key(own.key), of_member(net.membership, number), 1, digest)
         transports.append(Ends(net.membership, own.certificate, own.key, own.listen, LAYOUT, store))
         await transports[-1].start()
-    red = asyncio.create_task(RedTeam(net.configs[HONEST], name, parameters).run())
+    red = asyncio.create_task(HostileMember(net.configs[HONEST], attack).run())
     try:
         yield Drill(net, transports, stores)
     finally:
@@ -79,7 +78,7 @@ async def drilled(folder: Path, name: str, **parameters: Any) -> AsyncIterator[D
 
 
 @pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest", "fang"])
-def test_red_team_sends_each_victim_the_library_forgery(tmp_path: Path, name: str) -> None:
+def test_all_victims_get_the_same_forgery_of_the_library(tmp_path: Path, name: str) -> None:
     async def scenario() -> tuple[set[str], Models, Any]:
         async with drilled(tmp_path, name) as drill:
             results, rows = await drill.pulls()
@@ -87,64 +86,41 @@ def test_red_team_sends_each_victim_the_library_forgery(tmp_path: Path, name: st
 
     results, rows, m = asyncio.run(scenario())
     assert results == {"ok"}
-    for victim, row in enumerate(rows):
-        others = np.delete(MODELS, victim, axis=0)
-        since = MODELS.mean(axis=0)  # from the common initial model, which is zero here
-        chosen = rule(m.rule, f=m.b_hat)
-        twin = attack(name).forge(others, MODELS[victim], byzantine=1, rule=chosen, change=since, round=1)
-        np.testing.assert_allclose(row, twin, atol=1e-12)
+    since = MODELS.mean(axis=0)  # from the common initial model, which is zero here
+    chosen = rule(m.rule, f=m.b_hat)
+    twin = attack(name).forge(MODELS[1:], MODELS[0], byzantine=1, rule=chosen, change=since, round=1)
+    np.testing.assert_allclose(rows, np.tile(twin, (HONEST, 1)), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["old_round", "wrong_size", "garbage"])
-def test_reply_that_is_no_model_of_the_round_is_malformed(tmp_path: Path, name: str) -> None:
-    async def scenario() -> set[str]:
-        async with drilled(tmp_path, name) as drill:
-            return (await drill.pulls())[0]
-
-    assert asyncio.run(scenario()) == {"malformed"}
-
-
-@pytest.mark.parametrize("extra", [-1, -(10**6), 1, 10**12])
-def test_reply_of_wrong_size_is_malformed(tmp_path: Path, extra: int) -> None:
-    async def scenario() -> set[str]:
-        async with drilled(tmp_path, "wrong_size", extra=extra) as drill:
-            return (await drill.pulls())[0]
-
-    assert asyncio.run(scenario()) == {"malformed"}
-
-
-@pytest.mark.parametrize("name", ["silence", "slow"])
-def test_silent_or_slow_attacker_is_late_at_any_deadline(tmp_path: Path, name: str) -> None:
-    async def scenario() -> set[str]:
-        async with drilled(tmp_path, name) as drill:
-            return (await drill.pulls(within=1.0))[0]
-
-    assert asyncio.run(scenario()) == {"late"}
-
-
-def test_slow_sends_a_right_model_if_there_is_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "result", "within"),
+    [
+        *((name, "malformed", 60.0) for name in ("old_round", "garbage", "wrong_size")),
+        *((f"wrong_size(extra={extra})", "malformed", 60.0) for extra in (-1, -(10**6), 1, 10**12)),
+        *((name, "late", 1.0) for name in ("silence", "slow")),
+        ("nan", "ok", 60.0),
+        ("equivocate", "ok", 60.0),
+        ("slow(rate=1e6)", "ok", 60.0),
+    ],
+)
+def test_misbehaviour_reaches_its_victims(tmp_path: Path, name: str, result: str, within: float) -> None:
     async def scenario() -> tuple[set[str], Models]:
-        async with drilled(tmp_path, "slow", rate=1e6) as drill:
-            return await drill.pulls()
+        async with drilled(tmp_path, name) as drill:
+            return await drill.pulls(within=within)
 
     results, rows = asyncio.run(scenario())
-    assert results == {"ok"}
-    np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
-
-
-def test_nan_arrives_as_a_whole_model(tmp_path: Path) -> None:
-    async def scenario() -> tuple[set[str], Models]:
-        async with drilled(tmp_path, "nan") as drill:
-            return await drill.pulls()
-
-    results, rows = asyncio.run(scenario())
-    assert results == {"ok"}
-    assert np.isnan(rows).all()
+    assert results == {result}
+    if name == "nan":
+        assert np.isnan(rows).all()
+    if name == "equivocate":
+        assert len(np.unique(rows, axis=0)) == HONEST
+    if name == "slow(rate=1e6)":
+        np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
 
 
 def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with drilled(tmp_path, "flood", rate=1000) as drill:
+        async with drilled(tmp_path, "flood(rate=1000)") as drill:
             results, rows = await drill.pulls()
             assert results == {"ok"}
             np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
@@ -164,29 +140,29 @@ def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
 def test_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:
     """Round 1 rose from the common initial model in every coordinate; round 2 fell:
     the forgery changes sides."""
-    team = RedTeam(found(tmp_path, HONEST + 1, byzantine=1).configs[HONEST], "fang")
+    team = HostileMember(found(tmp_path, HONEST + 1, byzantine=1).configs[HONEST], "fang")
     senders, first = list(range(HONEST)), np.abs(MODELS) + 1
-    rose = team.forge(first, senders, 1, {})[0].copy()
-    fell = team.forge(first - 0.5, senders, 2, {})[0]
-    for victim in range(HONEST):
-        others = np.delete(first, victim, axis=0)
-        assert (rose[victim] < others.min(axis=0)).all()
-        assert (fell[victim] > others.max(axis=0) - 0.5).all()
+    rose = team.forge(first, senders, 1)
+    fell = team.forge(first - 0.5, senders, 2)
+    assert (rose < first[1:].min(axis=0)).all()
+    assert (fell > first[1:].max(axis=0) - 0.5).all()
 
 
 def test_every_misbehaviour_is_drilled_here() -> None:
-    assert set(MISBEHAVIOURS) == {"silence", "slow", "old_round", "wrong_size", "nan", "garbage", "flood"}
+    assert set(MISBEHAVIOURS) == {
+        "silence", "slow", "old_round", "wrong_size", "nan", "garbage", "equivocate", "flood",
+    }  # fmt: skip
 
 
 # --- against whole peers ------------------------------------------------------------------------------------
 
 
 class Drilling:
-    """A red-team member in a thread of its own."""
+    """A hostile member in a thread of its own."""
 
     def __init__(self, net: NetworkFiles, number: int, name: str, ally: int) -> None:
-        self.deeds: list[Deed] = []
-        member = RedTeam(net.configs[number], name, {}, [f"peer-{ally}"], self.deeds.append)
+        self.deeds: list[Strike] = []
+        member = HostileMember(net.configs[number], name, [f"peer-{ally}"], self.deeds.append)
         self.thread = threading.Thread(target=lambda: asyncio.run(member.run()), daemon=True)
         self.thread.start()
 
@@ -233,36 +209,27 @@ def _log(net: NetworkFiles, peer: int) -> list[str]:
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
-def test_stranger_cannot_drill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    net = found(tmp_path, 4)
-    path = net.configs[3].state_dir.parent / "peer.toml"
-    path.write_text(path.read_text().replace("peer-3", "stranger"))
-    with pytest.raises(SystemExit, match=r"^2$"):
-        cli.main(["red-team", "--config", str(path), "--attack", "alie"])
-    assert "'stranger' is not a member" in capsys.readouterr().err
-
-
-def test_red_team_member_without_key_is_refused(tmp_path: Path) -> None:
+def test_hostile_member_without_key_is_refused(tmp_path: Path) -> None:
     net = found(tmp_path, 4)
     net.configs[3].certificate.write_text(net.configs[2].certificate.read_text())
     with pytest.raises(ValueError, match="fingerprint"):
-        RedTeam(net.configs[3], "alie")
+        HostileMember(net.configs[3], "alie")
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "sentence"),
+    ("text", "sentence"),
     [
-        ("alei", [], "the nearest is 'alie'"),
-        ("label_flip", [], "data of its own"),
-        ("spectral", [], "draw in secret"),
-        ("strongest", ["of=alie+spectral"], "draw in secret"),
-        ("alie", ["y=1"], "alie has no parameter 'y'"),
-        ("slow", ["speed=1"], "slow knows no parameter 'speed': it takes rate"),
-        ("flood", ["rate=1e9"], "from 1 to 1000"),
-        ("slow", ["rate=fast"], "rate 'fast' is not valid"),
-        ("alie", ["z"], "write key=value"),
+        ("alei", "'alie'"),
+        ("label_flip", "data of its own"),
+        ("spectral", "draw in secret"),
+        ("strongest(of=alie+spectral)", "draw in secret"),
+        ("alie(y=1)", "'y'"),
+        ("slow(speed=1)", "slow has no parameter 'speed': it takes rate"),
+        ("flood(rate=1e9)", "from 1 to 1000"),
+        ("slow(rate=fast)", "rate 'fast' is not valid"),
+        ("alie(z", "too early"),
     ],
 )
-def test_impossible_red_team_drill_is_refused(name: str, given: list[str], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        drill(name, parse_pairs(given, "parameter", "z=1.5"))
+def test_impossible_drill_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        drill(text)

@@ -25,7 +25,7 @@ import rival_torch
 from contestant import race, read
 from rpel.data import Dataset, dirichlet, from_arrays, iid, load, virtual
 from rpel.models import model
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.methods import resolve
 from rpel.spec import Spec
 from rpel.tasks import Classification
@@ -46,7 +46,7 @@ ROUNDS = {"cifar10-20": 3}  # everywhere else 6
 SCORED = 4, 250  # nodes and test examples: CIFAR-10's network takes three milliseconds of a core for each
 
 
-def ours(name: str, data_dir: str | None) -> Simulation:
+def ours(name: str, data_dir: str | None) -> Engine:
     """The simulation of a work, as rpel runs it."""
     run = resolve(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
     spec = run.spec
@@ -61,7 +61,7 @@ def ours(name: str, data_dir: str | None) -> Simulation:
         data = load("mnist", data_dir) if data_dir else load()
         shards = dirichlet(data.train_y, h, 1.0, batch, seed=0)
     network = {"cifar10-20": "cifar10", "n=10,000 d=650": "linear"}.get(name, "mnist")
-    return Simulation(
+    return Engine(
         run, Classification(data, shards, model(network, data.shape, dropout=0.0), batch_size=batch, seed=0)
     )
 
@@ -75,7 +75,7 @@ def _like_cifar() -> Dataset:
     )
 
 
-def write(run: Simulation, name: str, rounds: int, folder: Path) -> None:
+def write(run: Engine, name: str, rounds: int, folder: Path) -> None:
     """The work as arrays: see `contestant.Work`."""
     task: Any = run.task
     examples, inputs, labels, peers = task.examples, [], [], []
@@ -188,7 +188,7 @@ def reference(folder: Path) -> Any:
     return exact.models().numpy()
 
 
-def check(run: Simulation, exact: Any, who: str, models: Any, most: float) -> None:
+def check(run: Engine, exact: Any, who: str, models: Any, most: float) -> None:
     """ValueError unless a contestant has learnt what the reference has.
 
     A Gram matrix in float32 takes another neighbour here and there; so do rows of float32 that are equally

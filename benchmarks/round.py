@@ -19,7 +19,7 @@ import torch
 import machine
 from rpel.data import Dataset, balanced_subset, dirichlet, load
 from rpel.models import model
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.methods import resolve
 from rpel.spec import Spec
 from rpel.tasks import Classification
@@ -35,14 +35,14 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def simulation(data: Dataset) -> Simulation:
+def simulation(data: Dataset) -> Engine:
     shards = dirichlet(data.train_y, HONEST, 1.0, BATCH, seed=0)
     task = Classification(data, shards, lambda: model("mnist"), batch_size=BATCH, seed=0)
     spec = Spec(nodes=NODES, byzantine=BYZANTINE, pull=PULL, b_hat=B_HAT, rounds=200, attack="alie")
-    return Simulation(resolve(spec), task)
+    return Engine(resolve(spec), task)
 
 
-def parts(run: Simulation, repeats: int = 5) -> dict[str, float]:
+def parts(run: Engine, repeats: int = 5) -> dict[str, float]:
     """Seconds of each part of a round, best of a few."""
     problem, state = run.problem, run.state
     nodes, values = problem.deliver.nodes(1), {}

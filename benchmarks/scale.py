@@ -26,7 +26,7 @@ from rpel.backend.pool import threads
 from rpel.data import balanced_subset, load, virtual
 from rpel.models import model
 from rpel.randomness import stream
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.methods import resolve
 from rpel.spec import Spec
 from rpel.tasks import Classification
@@ -41,15 +41,15 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1e3
 
 
-def simulation(nodes: int) -> Simulation:
+def simulation(nodes: int) -> Engine:
     data = load(DATA)
     shards = virtual(data.train_y, nodes - nodes // 10, math.inf, seed=0)
     task = Classification(data, shards, lambda: model("linear", data.shape), batch_size=BATCH, seed=0)
     spec = Spec(nodes=nodes, byzantine=nodes // 10, pull=PULL, b_hat=B_HAT, rounds=200, lr=0.5, attack="alie")
-    return Simulation(resolve(spec), task)
+    return Engine(resolve(spec), task)
 
 
-def parts(run: Simulation, repeats: int) -> dict[str, tuple[float, float]]:
+def parts(run: Engine, repeats: int) -> dict[str, tuple[float, float]]:
     """Seconds of each part of a round, and the least it could take."""
     power, problem, state, s = machine.measure(), run.problem, run.state, run.spec
     h, d = state.x.shape

@@ -17,7 +17,7 @@ from rpel.simulation.asynchrony import TICKS, Schedule, of_round, slowness
 from rpel.simulation.methods import resolve, schedule
 from rpel.spec import Spec
 from rpel.types import Models
-from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation
+from support.simulations import BASE, Quadratic, play, resumes_bit_by_bit, simulation
 
 SPEEDS = "lognormal:0.3+stragglers:0.2,5"
 SLOWED = BASE.replace(asynchronous=True, speeds=SPEEDS, jitter=0.2, rounds=12, lr=0.3)
@@ -123,7 +123,7 @@ def test_equal_speeds_give_the_synchronous_states_byte_for_byte(change: dict[str
     spec = BASE.replace(**change)
     one, other = simulation(spec), simulation(spec.replace(asynchronous=True))
     for _ in range(6):
-        first, second = one.step(measured=True), other.step(measured=True)
+        first, second = play(one, contraction=True), play(other, contraction=True)
         assert vars(first).keys() == vars(second).keys()
         for key, value in vars(first).items():
             np.testing.assert_array_equal(getattr(second, key), value)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rpel import cli
 from rpel.cli.terminal import RunDisplay, print_pairs
-from rpel.simulation.callbacks import Tick
+from rpel.simulation.loop import Tick
 from rpel.spec import presets
 from support.commands import rpel
 

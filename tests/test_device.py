@@ -20,15 +20,16 @@ from rpel.backend.devices import local_device
 from rpel.backend.ordering import operate
 from rpel.backend.torch import Torch
 from rpel.randomness import stream
-from rpel.simulation import engine
+from rpel.simulation import build, communicator
 from rpel.simulation import workers as launch
 from rpel.simulation.build import build_backend, build_task
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.methods import resolve
 from rpel.tasks.device import DeviceTask
 from support import device_cases
 from support.device_cases import cases, largest, resolved, task_of
+from support.simulations import play
 from support.waiting import PATIENCE
 
 NAMES = sorted(cases())
@@ -50,7 +51,7 @@ def marked(quick: set[str]) -> list[Any]:
 HERE = Path(__file__).parent
 
 
-def two_runs(name: str, wide: bool = False, **more: Any) -> tuple[Simulation, Simulation]:
+def two_runs(name: str, wide: bool = False, **more: Any) -> tuple[Engine, Engine]:
     """A case by numba and by torch, from equal states after a round. wide: in float64, from the start."""
     spec, arrays = resolved(cases()[name], **more), Torch()
     tasks = [task_of(spec), task_of(spec, arrays)]
@@ -58,15 +59,15 @@ def two_runs(name: str, wide: bool = False, **more: Any) -> tuple[Simulation, Si
         tasks = [copy.copy(task) for task in tasks]
         for task in tasks:
             setattr(task, "initial", partial(np.asarray, task.initial().astype(np.float64)))  # noqa: B010
-    numba = Simulation(spec, tasks[0], arrays=backend("numba"))
-    torchs = Simulation(spec, tasks[1], arrays=arrays)
+    numba = Engine(spec, tasks[0], arrays=backend("numba"))
+    torchs = Engine(spec, tasks[1], arrays=arrays)
     if not wide:
         numba.step()
         torchs.load(numba.arrays())
     return numba, torchs
 
 
-def differing(numba: Simulation, torchs: Simulation) -> float:
+def differing(numba: Engine, torchs: Engine) -> float:
     """The share of nodes whose models differ by more than 1e-5 of the largest entry."""
     off = np.abs(torchs.models() - numba.models()).max(axis=1) > 1e-5 * largest(numba.models())
     return float(off.mean())
@@ -87,7 +88,7 @@ def test_torch_round_that_is_slightly_wrong_is_noticed(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", marked(QUICK))
 def test_torch_round_equals_numba_round_up_to_rounding(name: str) -> None:
     numba, torchs = two_runs(name)
-    expected, actual = (run.step(measured=True) for run in (numba, torchs))
+    expected, actual = (play(run, contraction=True) for run in (numba, torchs))
     assert isinstance(torchs.state.x, torch.Tensor)
     assert (actual.hostile == expected.hostile).all()
     assert (actual.degraded, actual.diverged) == (expected.degraded, expected.diverged)
@@ -199,7 +200,7 @@ def test_unsupported_torch_backend_options_are_refused(fields: dict[str, Any], s
 
 
 def test_run_too_large_for_the_device_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "free_device_memory", lambda device: 1_000_000)
+    monkeypatch.setattr(build, "free_device_memory", lambda device: 1_000_000)
     with pytest.raises(ValueError, match=r"7\.65 MB.* 1 MB"):
         rpel.simulate(**device_cases.SMALL, backend="torch", out=None)
 
@@ -228,9 +229,9 @@ def test_quickstart_ends_within_half_a_point_of_numba(fields: dict[str, Any]) ->
 def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data: Path) -> None:
     wanted = resolve(spec.load(preset).replace(backend="torch", batch_size=2, data_dir=str(shared_data)))
     arrays = build_backend(wanted.spec)
-    run = Simulation(wanted, build_task(wanted, gather(wanted, Inputs()), arrays), arrays=arrays)
+    run = Engine(wanted, build_task(wanted, gather(wanted, Inputs()), arrays), arrays=arrays)
     for _ in range(2):
-        assert np.isfinite(run.step().consensus)
+        assert np.isfinite(play(run).consensus)
     assert run.state.x.shape == (wanted.spec.nodes - wanted.spec.byzantine, d)
 
 
@@ -244,7 +245,7 @@ def test_two_workers_end_where_one_does_through_buffers_too(
     given: dict[str, Any] = {**device_cases.SMALL, "rounds": 3, "backend": "torch", "model": model}
     one = rpel.simulate(**given, out=tmp_path / "1")
     # worker 0 treats its tensors as those of a device that gloo does not reach; worker 1 does not
-    monkeypatch.setattr(launch, "reachable", lambda part: False)
+    monkeypatch.setattr(communicator, "reachable", lambda part: False)
     two = rpel.simulate(**given, workers=2, out=tmp_path / "2")
     np.testing.assert_allclose(two.models, one.models, rtol=0, atol=1e-6 * largest(one.models))
 

@@ -17,16 +17,16 @@ from rpel.learning import Aggregation, MomentumSGD
 from rpel.models import model
 from rpel.rules import aggregate_or_keep
 from rpel.runs.certificate import certificate
-from rpel.simulation.engine import Simulation
+from rpel.simulation.communicator import Group
+from rpel.simulation.engine import Engine
 from rpel.simulation.evaluate import spread
 from rpel.simulation.methods import Resolved, resolve
 from rpel.simulation.network import Roster
-from rpel.simulation.workers import Group
 from rpel.spec import load
 from rpel.tasks import Classification
 from rpel.topology import AllToAll, Pull
 from rpel.types import Received
-from support.simulations import BASE, Quadratic, resumes_bit_by_bit, simulation, watched, with_attack
+from support.simulations import BASE, Quadratic, play, resumes_bit_by_bit, simulation, watched, with_attack
 
 Array = NDArray[Any]
 
@@ -112,8 +112,8 @@ def test_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[s
     values = {}
     for name in ("numba", "plain"):
         task = Wide(dataset, shards, lambda: model(spec.model), batch_size=spec.batch_size, seed=0)
-        run = Simulation(resolved, task, arrays=backend(name))
-        infos = [run.step(measured=True) for _ in range(spec.rounds)]
+        run = Engine(resolved, task, arrays=backend(name))
+        infos = [play(run, contraction=True) for _ in range(spec.rounds)]
         values[name] = np.r_[run.models().ravel(), [info.consensus for info in infos]]
     np.testing.assert_allclose(values["plain"], values["numba"], rtol=0, atol=1e-9)
 
@@ -131,7 +131,7 @@ def test_robust_learning_wins_where_averaging_is_led_astray() -> None:
 
 def test_hostile_counts_are_those_of_the_draw() -> None:
     run = simulation()
-    info = run.step()
+    info = play(run)
     hostile = run.roster.hostile(1)
     assert info.hostile.tolist() == [int(hostile[row].sum()) for row in run.topology.sample(1, run.honest)]
     assert info.messages == 15 * 8
@@ -160,10 +160,10 @@ def test_uniform_output_is_an_iterate_drawn_for_every_node() -> None:
 
 def test_silence_and_no_shows_leave_gaps_and_too_few_answers_keep_the_half_step() -> None:
     silent = simulation(BASE.replace(silent=True))
-    info = silent.step()
+    info = play(silent)
     assert info.hostile.max() > 0
     late = simulation(BASE.replace(no_show=0.6, rounds=10))
-    degraded = sum(late.step().degraded for _ in range(10))
+    degraded = sum(play(late).degraded for _ in range(10))
     assert degraded > 0
     calm = simulation(BASE.replace(no_show=0.05, silent=True, rounds=40, pull=11, lr=0.3))
     for _ in range(40):
@@ -237,7 +237,7 @@ class Personal(Quadratic):
 
 def test_label_flip_nodes_train_beside_the_honest_and_are_counted() -> None:
     run = simulation(BASE.replace(attack="label_flip"), Personal(nodes=15))
-    info = run.step()
+    info = play(run)
     assert len(run.state.x) == 15
     assert info.hostile.shape == (12,)
     assert run.models().shape == (12, 7)
@@ -255,7 +255,7 @@ def test_hostile_nodes_are_those_that_train_on_flipped_labels() -> None:
     run = simulation(BASE.replace(attack="label_flip"), Quadratic(nodes=15))
     flipped, seen = run.roster.hostile(1), watched(run)
     for _ in range(4):
-        info = run.step()
+        info = play(run)
         index = seen[-1][1].index
         met = np.where(index >= 0, flipped[index], False)[:, 1:].sum(axis=1)
         np.testing.assert_array_equal(info.hostile, met[~flipped])
@@ -280,7 +280,7 @@ def test_all_to_all_hears_everybody() -> None:
     heard = AllToAll(10).sample(3, ids)
     assert all(set(row) == set(range(10)) - {i} for i, row in zip(ids, heard, strict=True))
     run = simulation(BASE.replace(method="all-to-all", pull=14))
-    info = run.step()
+    info = play(run)
     assert info.hostile.tolist() == [3] * 12
     assert info.messages == 15 * 14
 
@@ -288,7 +288,7 @@ def test_all_to_all_hears_everybody() -> None:
 def test_round_reports_the_realised_contraction() -> None:
     run = simulation()
     run.step()
-    info = run.step(measured=True)
+    info = play(run, contraction=True)
     assert info.alpha_realised is not None
     assert 0 < info.alpha_realised < 1
     assert info.lambda_realised is not None
@@ -331,7 +331,7 @@ def test_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one(
     run = simulation(spec, task)
     gradients, alphas, lambdas = [np.square(run.state.x - centre).sum(axis=1)], [], []
     for _ in range(T):
-        info = run.step(measured=True)
+        info = play(run, contraction=True)
         gradients.append(np.square(run.state.x - centre).sum(axis=1))
         alphas.append(info.alpha_realised)
         lambdas.append(info.lambda_realised)
@@ -411,6 +411,6 @@ def test_workers_without_a_unit_of_work_are_reported(caplog: pytest.LogCaptureFi
         nodes_per_call = 8  # as many nodes as an engine takes at once
 
     with caplog.at_level("WARNING", "rpel"):
-        Simulation(resolve(BASE), Together(), Group(0, 4, 4))
+        Engine(resolve(BASE), Together(), Group(0, 4, 4))
     assert "2 of 4 workers" in caplog.text
     assert "2 units" in caplog.text

@@ -15,7 +15,7 @@ from rpel.experiments.drawings import fraction_rows, read_rows, save
 from rpel.experiments.panels import COLUMNS, EXTRAS, PANELS, Scale, chosen, find, scale_of
 from rpel.experiments.reproduce import Selection, shortened, sized
 from rpel.runs.folder import RunFolder
-from rpel.simulation.callbacks import Tick
+from rpel.simulation.loop import Tick
 from rpel.simulation.methods import resolve
 from rpel.spec import load, spec_hash
 from support.commands import rpel

@@ -23,7 +23,7 @@ from rpel.simulation import build
 from rpel.simulation.methods import METHODS, build_network, messages, resolve
 from rpel.spec import Spec
 from rpel.topology import FixedGraph, Push, RandomRegular
-from support.simulations import BASE, Quadratic, schedule, simulation, watched, with_attack
+from support.simulations import BASE, Quadratic, play, schedule, simulation, watched, with_attack
 
 Array = NDArray[Any]
 ON_GRAPHS = [name for name, method in METHODS.items() if method.on_graph]
@@ -238,7 +238,7 @@ def test_balance_learns_when_the_nodes_are_not_far_apart() -> None:
     task.targets = 1 + (task.targets - 1) / 3
     run = simulation(spec, task)
     for _ in range(60):
-        info = run.step()
+        info = play(run)
     alone = float(np.square(task.targets - task.targets.mean(axis=0)).sum(axis=1).mean())
     assert run.evaluate(None).worst > 0.9
     assert info.consensus < 0.2 * alone, "its nodes do agree"
@@ -385,7 +385,7 @@ def test_pushed_to_node_averages_however_few_models_arrive() -> None:
     heard = watched(run)
     fewest = 99
     for _ in range(5):
-        info = run.step()
+        info = play(run)
         index, table = heard[-1][1].index, heard[-1][1].table
         assert info.degraded == 0
         for i, rows in enumerate(index):
@@ -402,7 +402,7 @@ def test_flooding_breaks_pushing_where_pulling_stands() -> None:
         spec = BASE.replace(method=method, attack="foe", attack_params=params, rounds=40, lr=0.3)
         run = simulation(spec, Quadratic())
         for _ in range(40):
-            info = run.step()
+            info = play(run)
         results[method] = (run.evaluate(None).worst, int(info.hostile.max()), int(info.hostile.min()))
     assert results["rpel"][0] > 0.9
     assert results["el-local"][0] < 0.4

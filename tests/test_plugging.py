@@ -182,9 +182,9 @@ def test_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
 
 
 def test_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path) -> None:
-    def norms(state: Any, info: Any, row: dict[str, Any]) -> None:
-        row["norm_mean"] = float(np.linalg.norm(state.x, axis=1).mean())
-        assert row["round"] == info.round
+    def norms(state: Any, row: dict[str, Any]) -> dict[str, float]:
+        assert row["round"] == state.round
+        return {"norm_mean": float(np.linalg.norm(state.x, axis=1).mean())}
 
     run = rpel.simulate("linear", callbacks=[norms], out=tmp_path, **SMALL)
     last = float(np.linalg.norm(run.models, axis=1).mean())
@@ -194,8 +194,8 @@ def test_callback_adds_a_column_to_the_history_and_to_the_folder(tmp_path: Path)
 
 
 def test_column_that_is_no_number_is_refused() -> None:
-    def wrong(state: Any, info: Any, row: dict[str, Any]) -> None:
-        row["norms"] = np.linalg.norm(state.x, axis=1)
+    def wrong(state: Any, row: dict[str, Any]) -> dict[str, Any]:
+        return {"norms": np.linalg.norm(state.x, axis=1)}
 
     with pytest.raises(ValueError, match=r"ndarray.*'norms'"):
         rpel.simulate("linear", callbacks=[wrong], out=None, **SMALL)

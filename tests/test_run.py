@@ -21,12 +21,12 @@ from rpel.data import load as dataset
 from rpel.runs.columns import COLUMNS
 from rpel.runs.folder import RunFolder
 from rpel.runs.run import Run
-from rpel.simulation import callbacks
 from rpel.simulation import run as runs
 from rpel.simulation.api import Fields, Interrupted, resume, simulate
 from rpel.simulation.inputs import Inputs
 from rpel.simulation.network import Roster
 from rpel.spec import Spec
+from rpel.tasks import Classification
 from support.own import blobs
 from support.runs import TINY, checkpoints, differences, rounds_written, tiny
 
@@ -78,34 +78,30 @@ def test_run_folder_holds_what_is_promised(finished: Run) -> None:
 # --- stopping and going on ----------------------------------------------------------------------------------
 
 
-def test_signal_in_the_last_evaluation_loses_no_round(
+def test_signal_in_the_last_evaluation_is_obeyed_at_once_and_loses_no_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callbacks, "LONG", 0.0)
-    many: dict[str, Any] = {"nodes": 90, "byzantine": 1, "pull": 4, "b_hat": 1, "rounds": 3, "eval_every": 2}
-    shares: list[float] = []
+    whole, measure = tiny(tmp_path / "whole").path, Classification.measure
 
-    def interrupt(tick: Any) -> None:
-        if tick.evaluated is not None:
-            shares.append(tick.evaluated)
+    def interrupted(self: Any, x: Any, local: Any, subset: Any = None, ids: Any = None) -> Any:
+        if subset is None:
             signal.raise_signal(signal.SIGINT)
+            pytest.fail("the last evaluation went on")
+        return measure(self, x, local, subset, ids)
 
-    whole = simulate("linear", **many, out=tmp_path / "whole")
-    with pytest.raises(Interrupted, match=r"round 3 of 3.*rpel resume") as stopped:
-        simulate("linear", **many, out=tmp_path / "stopped", progress=interrupt)
+    monkeypatch.setattr(Classification, "measure", interrupted)
+    with pytest.raises(Interrupted, match=r"6 of 6.*resume") as stopped:
+        tiny(tmp_path / "stopped")
+    monkeypatch.undo()
     path = stopped.value.path
     assert path is not None
-    assert whole.path is not None
-    assert len(shares) == 1
-    assert list(checkpoints(path)) == [3]
-    assert rounds_written(path) == 2
+    assert whole is not None
+    assert list(checkpoints(path)) == [6]
+    assert rounds_written(path) == 5
     rounds: list[int] = []
-    resume(
-        path, progress=lambda tick: rounds.append(tick.round) if tick.evaluated is None else shares.append(1)
-    )
-    assert rounds == [3]
-    assert len(shares) > 1
-    assert differences(whole.path, path) == []
+    resume(path, progress=lambda tick: rounds.append(tick.round))
+    assert rounds == [6]
+    assert differences(whole, path) == []
 
 
 def test_certificate_comes_after_all_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +144,7 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
         "progress",
         "force",
         "reuse",
+        "target",
         "tensorboard",
     }
     assert keywords.keys() - others == Spec.model_fields.keys()

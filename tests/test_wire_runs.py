@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 def test_line_9_uses_coded_answers_and_the_exact_own_model(changes: dict[str, Any]) -> None:
     nodes = 15 if changes.get("attack") == "label_flip" else 12
     run = simulation(BASE.replace(wire="int8", rule=None, **changes), Quadratic(nodes=nodes))
-    info = run.advance()
+    info = run.step()
     received, half = info.received, run.table[: run.nodes]
     np.testing.assert_array_equal(received.table[received.index[:, 0]], info.half)
     coded = np.empty_like(half)
@@ -75,7 +75,7 @@ def test_huge_entry_in_a_block_spoils_only_the_liars_row() -> None:
         coded: Any = run.problem.deliver
         coded = replace(coded, network=replace(run.network, attack=rpel.attack(attack)))
         run.problem = replace(run.problem, deliver=coded)
-        received = run.advance().received
+        received = run.step().received
         honest.append(received.table[: run.nodes].copy())
         named = np.unique(received.index[:, 1:])
         forged = received.table[named[named >= run.nodes]]

@@ -2,11 +2,15 @@
 Locks between processes."""
 
 import contextlib
+import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+from rpel.text import human_bytes
 
 
 def cache_root() -> Path:
@@ -15,6 +19,23 @@ def cache_root() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rpel"
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+@contextlib.contextmanager
+def naming_the_disk(path: Path) -> Iterator[None]:
+    """Inside, a disk that takes no more is an OSError with the path and the room that there is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or not isinstance(error.strerror, str):
+            raise
+        room = shutil.disk_usage(path.parent)
+        free = f"{human_bytes(room.free)} of {human_bytes(room.total)} are free"
+        why = f"{error.strerror}, {free}; make room, then go on with the same command"
+        raise OSError(error.errno, why, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -30,16 +51,17 @@ def atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with naming_the_disk(path):
+        try:
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:

@@ -344,6 +344,16 @@ class Stop:
         if self.when:
             logging.getLogger("rpel").info("%s", self.when)
 
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, a signal interrupts at once, also one that has come before."""
+        self.check()
+        before, self.at_once = self.at_once, True
+        try:
+            yield
+        finally:
+            self.at_once = before
+
     def check(self) -> None:
         """Raise KeyboardInterrupt if it was asked for."""
         if self.asked:

@@ -29,7 +29,7 @@ from rpel.peer.state.models import MODEL_FILE
 from rpel.peer.state.store import Store
 from rpel.randomness import stream
 from rpel.simulation.api import simulate
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.methods import resolve
 from rpel.spec import Spec, Training
 from rpel.tasks import Objective, Task
@@ -163,7 +163,7 @@ def by_simulator(task: Objective, rounds: int, hyper: Training | None = None, **
         weight_decay=hyper.weight_decay, optimizer=hyper.optimizer, optimizer_params=hyper.optimizer_params,
         attack="none", **others,
     )  # fmt: skip
-    run = Simulation(resolve(spec), task)
+    run = Engine(resolve(spec), task)
     for _ in range(rounds):
         run.step()
     return run.models()

@@ -41,7 +41,6 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
-@pytest.mark.xfail(strict=True, reason="the message has neither path nor size [issue 46]")
 def test_disk_that_fills_during_a_run_is_named_and_no_checkpoint_is_lost(disk: Path, tmp_path: Path) -> None:
     whole = rpel.simulate(**FIELDS, out=tmp_path / "whole")
     out = disk / "runs"
@@ -62,7 +61,6 @@ def test_disk_that_fills_during_a_run_is_named_and_no_checkpoint_is_lost(disk: P
     assert SIZE.search(str(stopped.value))
 
 
-@pytest.mark.xfail(strict=True, reason="all rounds are computed, then nothing is saved [issue 46]")
 def test_run_that_does_not_fit_on_the_disk_is_refused_before_its_first_round(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,8 +192,6 @@ def test_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
     _, said = process.communicate()
     assert (process.returncode, "go on with: rpel resume" in said) == (130, True), said
     (saved,) = checkpoints(path)
-    files = sorted(file.name for file in (path / "checkpoint").iterdir())
-    assert [name.partition("-rows-")[1] for name in files] == ["-rows-", "-rows-", ""], files
     if further == "none":
         resume(path)
     else:
@@ -210,7 +208,6 @@ def test_shared_run_that_was_interrupted_goes_on_with_any_number_of_workers(
     [
         ("specification", "would run"),
         pytest.param("code", "has source", marks=pytest.mark.full),
-        pytest.param("folder", "must be one folder that all machines see", marks=pytest.mark.full),
     ],
 )
 def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, tmp_path: Path) -> None:
@@ -220,9 +217,10 @@ def test_workers_that_would_not_run_the_same_refuse(other: str, sentence: str, t
         with (source / "rpel" / "text.py").open("a") as file:
             file.write("# changed\n")
     store, more = tmp_path / "store", ["--seed", "1"] if other == "specification" else []
-    out = tmp_path / ("elsewhere" if other == "folder" else "runs")
     first = started(tmp_path / "runs", env={"RPEL_WORKERS": f"{store},2,0"})
-    second = started(out, *more, env={"RPEL_WORKERS": f"{store},2,1", "PYTHONPATH": str(source)})
+    second = started(
+        tmp_path / "elsewhere", *more, env={"RPEL_WORKERS": f"{store},2,1", "PYTHONPATH": str(source)}
+    )
     said, theirs = first.communicate()[1], second.communicate()[1]
     assert (first.returncode, second.returncode) == (2, 2), (said, theirs)
     assert f"worker 1 on {socket.gethostname()}" in said

@@ -27,7 +27,7 @@ from rpel.attacks import forgeries
 from rpel.backend import arrays as array_functions
 from rpel.backend.torch import Torch
 from rpel.rules import linear
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
 from rpel.tasks.vmap import VmapEngine
 from support.device_cases import cases, resolved, task_of
@@ -129,12 +129,13 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
     made_beforehand(task.engine, mode)
     with mode:
         task.data = DeviceExamples(task.examples, arrays)
-        run = Simulation(made, task, arrays=arrays)
+        run = Engine(made, task, arrays=arrays)
         break_on_purpose(run, broken)
         arrays.sent.clear()
         with Watch() as seen:
             for _ in range(2):  # what is remembered is met in the second
-                run.step(measured=True)
+                run.step()
+                run.measure(contraction=True)
             run.evaluate(np.arange(5))
         assert torch.as_tensor(run.state.x).device.type == "dev"
     gone = [shape for shape in [*seen.copied, *arrays.sent] if task.d in shape]
@@ -161,7 +162,7 @@ def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
     engine.device, engine.lane = made.device, 0
 
 
-def break_on_purpose(run: Simulation, how: str | None) -> None:
+def break_on_purpose(run: Engine, how: str | None) -> None:
     """Each of the ways in which something could leave the device."""
     rule, d = run.network.rule.rule, run.task.d
     ways: dict[str, Callable[..., Any]] = {

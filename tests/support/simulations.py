@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from rpel.attacks import Attack
 from rpel.randomness import stream
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.methods import resolve
 from rpel.simulation.network import Ask, SimulatedNetwork
 from rpel.spec import Spec
 from rpel.tasks import Objective
-from rpel.types import Arrays, Integers, Models, Received
+from rpel.types import Arrays, Integers, Models, Received, RoundInfo
 
 Array = NDArray[Any]
 
@@ -71,9 +71,15 @@ BASE = Spec(
 )
 
 
-def simulation(spec: Spec = BASE, task: Any = None) -> Simulation:
+def simulation(spec: Spec = BASE, task: Any = None) -> Engine:
     """The simulation of a Spec, of the quadratic task unless told otherwise."""
-    return Simulation(resolve(spec), task or Quadratic())
+    return Engine(resolve(spec), task or Quadratic())
+
+
+def play(engine: Engine, contraction: bool = False) -> RoundInfo:
+    """Take a round, and return what is measured of it."""
+    engine.step()
+    return engine.measure(contraction)
 
 
 def resumes_bit_by_bit(spec: Spec, rounds: int = 6, after: int = 3) -> None:
@@ -111,14 +117,14 @@ class Watching:
         return received, state
 
 
-def watched(run: Simulation) -> list[tuple[Ask, Received]]:
+def watched(run: Engine) -> list[tuple[Ask, Received]]:
     """What is asked and delivered from now on, a pair a round."""
     watching = Watching(run.network)
     run.problem = replace(run.problem, deliver=watching)
     return watching.seen
 
 
-def with_attack(run: Simulation, attack: Attack) -> Simulation:
+def with_attack(run: Engine, attack: Attack) -> Engine:
     """The simulation with another adversary."""
     run.network = replace(run.network, attack=attack)
     run.problem = replace(run.problem, deliver=run.network)

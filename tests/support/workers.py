@@ -5,30 +5,35 @@ Beside the run folders it leaves received-RANK.json: the bytes of arrays that it
 
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 from rpel.runs.folder import RunFolder
-from rpel.simulation import workers as launch
 from rpel.simulation.inputs import Inputs, gather
+from rpel.simulation.loop import train
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import pinned
-from rpel.simulation.runner import Run
+from rpel.simulation.workers import END, SharedEngine, joined, pinned, serve
 from rpel.spec import Spec
 
 
 def main(cases: Path, out: Path, size: int) -> None:
     received = []
-    with pinned(1), launch.joined(Spec(workers=size)) as workers:
+    with pinned(1), joined(Spec(workers=size)) as group:
         for number, fields in enumerate(json.loads(cases.read_text())):
-            spec = resolve(Spec(**fields))
-            inputs = gather(spec, Inputs())
-            workers.agree(str(number))
-            folder, before = RunFolder(out / str(number)), workers.received
-            with folder.locked() if workers.rank == 0 else nullcontext():
-                Run(spec, inputs, folder, workers=workers).result()
-            received.append(workers.received - before)
-    (out / f"received-{workers.rank}.json").write_text(json.dumps(received))
+            spec, before = Spec(**fields), group.received
+            if group.rank:
+                assert serve(group, spec) == 0
+            else:
+                drive(SharedEngine(group), spec, RunFolder(out / str(number)))
+            received.append(group.received - before)
+    (out / f"received-{group.rank}.json").write_text(json.dumps(received))
+
+
+def drive(shared: SharedEngine, spec: Spec, folder: RunFolder) -> None:
+    run = resolve(spec)
+    inputs = gather(run, Inputs())
+    with folder.locked(), shared.built(run, inputs) as engine:
+        train(run, inputs, engine, folder)
+    shared.say(END, 0)
 
 
 if __name__ == "__main__":

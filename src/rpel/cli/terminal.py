@@ -23,7 +23,7 @@ from rpel.types import Guarantee
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from rpel.simulation.callbacks import Tick
+    from rpel.simulation.loop import Tick
 
 
 class NamesInHelp(TyperCommand):
@@ -186,7 +186,7 @@ class RunDisplay:
         self.console.print(folded, markup=False)
 
     def tick(self, t: "Tick") -> None:
-        """A round is done, or a part of the last evaluation."""
+        """A round is done."""
         if self.console.is_terminal:
             done = f"round {t.round}/{t.rounds}"
             self.update(f"{t.name}, seed {t.seed}", t.round, t.rounds, _seen(t), done)
@@ -221,8 +221,6 @@ _TEXTS = ("description", "fields[done]", "fields[seen]")
 
 def _seen(t: "Tick") -> str:
     """The worst accuracy and the hostile peers, short: a line of 80 columns has room for no more."""
-    if t.evaluated is not None:
-        return f"last evaluation {t.evaluated:.0%}"
     hostile = f"hostile {t.byzantine_max} of {t.b_hat}"
     return hostile if t.accuracy_worst is None else f"worst {t.accuracy_worst:.3f}  {hostile}"
 

@@ -33,10 +33,11 @@ from rpel.data import Dataset
 from rpel.randomness import stream
 from rpel.record import OWN
 from rpel.simulation.build import build_task
-from rpel.simulation.engine import Simulation
+from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Download, Gathered, Inputs, loader
 from rpel.simulation.methods import Resolved, build_network
-from rpel.simulation.run import pinned, prepared
+from rpel.simulation.run import prepared
+from rpel.simulation.workers import pinned
 from rpel.spec import Spec
 from rpel.tasks import Classification
 from rpel.tasks.task import tensor
@@ -286,7 +287,7 @@ class _Stage:
             most=most, stated=stated, curves=curves,
         )  # fmt: skip
 
-    def _simulation(self, play: _Play) -> tuple[Simulation, Classification]:
+    def _simulation(self, play: _Play) -> tuple[Engine, Classification]:
         there = np.concatenate([self.own[play.examples], self.planted[play.canaries]])
         shards = [there if i == self.place else own for i, own in enumerate(self.shards)]
         spec = self.spec.replace(partition=OWN, seed=play.seed)
@@ -294,7 +295,7 @@ class _Stage:
         run = replace(self.run, spec=spec, network=network)
         given = replace(self.metric_free, dataset=self.dataset, shards=shards, module=self.module)
         task = build_task(run, given)
-        simulation = Simulation(run, task, optimizer=self.inputs.optimizer, sizes={self.row: len(self.own)})
+        simulation = Engine(run, task, optimizer=self.inputs.optimizer, sizes={self.row: len(self.own)})
         if not self.clipping:
             _unclipped(simulation)
         return simulation, task
@@ -302,7 +303,7 @@ class _Stage:
     # --- watching ---
 
     def _watched(
-        self, simulation: Simulation, task: Classification, play: _Play, rounds: list[int], progress: Progress
+        self, simulation: Engine, task: Classification, play: _Play, rounds: list[int], progress: Progress
     ) -> dict[str, _Notes]:
         """The notes of both members."""
         notes = {name: _Notes(np.zeros(len(self.planted))) for name in (EVERY, DRAWN)}
@@ -312,7 +313,7 @@ class _Stage:
                 EVERY: simulation.state.x[self.row].copy(),
                 DRAWN: simulation.state.x[self.member].copy(),
             }
-            info = simulation.advance()
+            info = simulation.step()
             seen = np.array(info.received.table[self.row])
             met = {EVERY: True, DRAWN: bool((info.received.index[self.member, 1:] == self.row).any())}
             for name, one in notes.items():
@@ -327,7 +328,7 @@ class _Stage:
 
     def _along(
         self,
-        simulation: Simulation,
+        simulation: Engine,
         task: Classification,
         start: Floats,
         seen: Floats,
@@ -351,7 +352,7 @@ class _Stage:
         alike = (along @ along.T).astype(np.float64)
         return np.asarray(np.linalg.solve(alike + _RIDGE * np.eye(len(alike)), rest))
 
-    def _usual(self, simulation: Simulation, task: Classification, x: Floats, rows: Integers) -> Floats:
+    def _usual(self, simulation: Engine, task: Classification, x: Floats, rows: Integers) -> Floats:
         """(d,) the sum of some examples' gradients at x, clipped as the run clips."""
         rows, out = rows[:_USUAL], torch.empty(1, len(x))
         private: Any = simulation.gradients
@@ -407,7 +408,7 @@ class _Stage:
             simulation, task = self._simulation(play)
             there.append(play.examples)
             for t in range(1, max(wanted, default=0) + 1):
-                info = simulation.advance()
+                info = simulation.step()
                 if t in shadow_losses:
                     shadow_losses[t].append(
                         confidence(losses(task, np.array(info.received.table[self.row]), self.own))
@@ -437,7 +438,7 @@ def _most(canaries: int, delta: float, stated: float | None) -> float:
     return most
 
 
-def _unclipped(simulation: Simulation) -> None:
+def _unclipped(simulation: Engine) -> None:
     """Break a simulation on purpose: its noise stays, its gradients are not clipped."""
     gradients: Any = simulation.gradients
     clipped = gradients.engine.clipped

@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rpel.attacks import attack
+from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import resolve
-from rpel.simulation.run import pinned
-from rpel.simulation.runner import Run
+from rpel.simulation.workers import pinned
 from rpel.spec import Spec
 from rpel.text import count
 
@@ -58,14 +58,16 @@ def searches(spec: Spec) -> bool:
 
 def measure(spec: Spec, inputs: Gathered) -> Cost:
     """Begin the run, keep nothing, and time two rounds (after one that compiles) and one evaluation."""
+    subset = inputs.subset(spec.eval_size)
     with pinned(spec.threads):
         begun = time.perf_counter()
-        running = Run(resolve(spec), inputs)
+        engine = Engine.of(resolve(spec), inputs)
         start = time.perf_counter() - begun
-        running.simulation.step(measured=False)
-        steps = _seconds(lambda: [running.simulation.step(measured=False) for _ in range(_TIMED)])
-        evaluation = _seconds(lambda: running.simulation.evaluate(running.evaluate.subset))
-    share = len(inputs.dataset.test_y) / len(running.evaluate.subset)
+        engine.step()
+        engine.measure()
+        steps = _seconds(lambda: [(engine.step(), engine.measure()) for _ in range(_TIMED)])
+        evaluation = _seconds(lambda: engine.evaluate(subset))
+    share = inputs.dataset.test_size / len(subset)
     return Cost(start, steps / _TIMED, evaluation, evaluation * share)
 
 

@@ -30,8 +30,8 @@ from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.record import Run
 from rpel.runs.table import Table
-from rpel.simulation.callbacks import Progress
 from rpel.simulation.inputs import Download, Gathered, Inputs, gather, loader
+from rpel.simulation.loop import Progress
 from rpel.simulation.methods import resolve
 from rpel.simulation.run import folder_name, placed, run
 from rpel.spec import Spec

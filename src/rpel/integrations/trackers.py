@@ -8,11 +8,14 @@ metrics.jsonl stays what counts; each library is imported when its callback is m
 and nothing else here needs it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from rpel.algorithm import Info, State
+from rpel.algorithm import State
+from rpel.runs.columns import Row
+from rpel.simulation.loop import Tracker
 from rpel.spec import Spec
 
 
@@ -28,7 +31,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in row.items() if key != "round" and value is not None}
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run of MLflow for each run of rpel; where it is kept is MLflow's to say (MLFLOW_TRACKING_URI).
 
     experiment: its name; MLflow's default if left out. options: of ``mlflow.start_run``, such as tags.
@@ -37,23 +40,25 @@ class MLflow:
     def __init__(self, experiment: str | None = None, **options: Any) -> None:
         self.mlflow, self.experiment, self.options = _library("mlflow"), experiment, options
 
-    def begin(self, spec: Spec) -> None:
+    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
         """Open a run with the specification as its parameters."""
         if self.experiment is not None:
             self.mlflow.set_experiment(self.experiment)
         self.mlflow.start_run(run_name=f"{spec.name}, seed {spec.seed}", **self.options)
         self.mlflow.log_params(spec.model_dump(mode="json"))
+        for row in rows:
+            self(None, row)
 
-    def __call__(self, state: State, info: Info, row: Mapping[str, Any]) -> None:
-        """The columns of one round."""
-        self.mlflow.log_metrics(_numbers(row), step=info.round)
+    def __call__(self, state: State | None, row: Row) -> None:
+        """Log the columns of one round."""
+        self.mlflow.log_metrics(_numbers(row), step=row["round"])
 
     def close(self) -> None:
         """Close the run."""
         self.mlflow.end_run()
 
 
-class WandB:
+class WandB(Tracker):
     """A run of Weights & Biases for each run of rpel; ``WANDB_MODE=offline`` sends nothing.
 
     options: of ``wandb.init``, such as project, group or mode.
@@ -63,13 +68,15 @@ class WandB:
         self.wandb, self.options = _library("wandb"), options
         self.run: Any = None
 
-    def begin(self, spec: Spec) -> None:
+    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
         """Open a run with the specification as its configuration."""
         self.run = self.wandb.init(config=spec.model_dump(mode="json"), **{"name": spec.name, **self.options})
+        for row in rows:
+            self(None, row)
 
-    def __call__(self, state: State, info: Info, row: Mapping[str, Any]) -> None:
-        """The columns of one round."""
-        self.run.log(_numbers(row), step=info.round)
+    def __call__(self, state: State | None, row: Row) -> None:
+        """Log the columns of one round."""
+        self.run.log(_numbers(row), step=row["round"])
 
     def close(self) -> None:
         """Close the run."""

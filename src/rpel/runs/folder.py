@@ -4,16 +4,16 @@ so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
 Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except
 metrics.jsonl, which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for
 TensorBoard; certificate.json comes last, so a folder that has one is finished; one process at a time writes
-a folder, but for the rows of a checkpoint, which count only when the checkpoint itself names them.
+a folder.
 """
 
 import contextlib
 import json
 import logging
 import re
+import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rpel.files import atomic, locked
 from rpel.runs.certificate import Certificate
 from rpel.runs.columns import Row
 from rpel.runs.journal import EVENTS, Events, Journal, lines, read_rows, remove_events
+from rpel.text import human_bytes
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -86,7 +87,7 @@ class RunFolder:
         """Hold the folder, made if need be, against other processes; ValueError if another one has it."""
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-        except (FileNotFoundError, PermissionError) as error:
+        except OSError as error:
             reason = str(error.strerror).lower()
             raise ValueError(f"{error.filename} cannot be created ({reason}): choose another --out") from None
         with contextlib.ExitStack() as stack:
@@ -98,10 +99,15 @@ class RunFolder:
                 ) from None
             yield
 
-    def check_shared(self) -> None:
-        """ValueError where the folder that another process has locked is not there."""
-        if not (self.path / ".lock").is_file():
-            raise ValueError(f"{self.path} is not there: --out must be one folder that all machines see")
+    def check_room(self, needed: int) -> None:
+        """Raise ValueError if files of that size do not fit on the disk, beside what the folder has now."""
+        held = sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+        free = shutil.disk_usage(self.path).free
+        if needed > free + held:
+            raise ValueError(
+                f"the files of this run need {human_bytes(needed)}, and {human_bytes(free + held)} are free "
+                f"for {self.path}: make room, or choose another --out"
+            )
 
     def clear(self) -> None:
         """Forget everything the run has written."""
@@ -171,12 +177,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def journal(self, rows: list[Row]) -> Iterator[Journal]:
-        """metrics.jsonl, and the copy for TensorBoard, cut back to these rows and open for more."""
+        """metrics.jsonl, cut back to these rows and open for more."""
         self.write_text("metrics.jsonl", lines(rows))
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context((self.path / "metrics.jsonl").open("a", encoding="utf-8"))
-            copy = stack.enter_context(contextlib.closing(self._events(rows))) if self.tensorboard else None
-            yield Journal(file, copy)
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            yield Journal(file)
 
     def copy_events(self) -> None:
         """Write the copy for TensorBoard, if one is wanted, of a run that is finished;
@@ -196,36 +200,17 @@ class RunFolder:
         matches = [(_CHECKPOINT.fullmatch(path.name), path) for path in (self.path / "checkpoint").glob("*")]
         return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
-    def save(self, round_: int, arrays: Arrays, edges: Sequence[int] = ()) -> None:
-        """Write the checkpoint of a round; older ones go when it is durable.
-
-        edges: what is held by row is not among the arrays but was written by :meth:`save_rows`,
-        cut at these rows.
-        """
-        for first in edges[:-1]:
-            if not self._rows_file(round_, first).is_file():
-                raise ValueError(
-                    f"rows from {first} on are missing: --out must be one folder that all machines see"
-                )
-        rows = {"rows": np.array(edges)} if edges else {}
-        self._save(self.path / "checkpoint" / f"round-{round_:08d}.npz", {**arrays, **rows})
-        for path in (self.path / "checkpoint").glob("round-*"):
-            if not path.name.startswith(f"round-{round_:08d}"):
-                path.unlink()
-
-    def save_rows(self, round_: int, first: int, arrays: Arrays) -> None:
-        """Write some rows, from that one on, of what a checkpoint holds by row;
-        :meth:`save` makes them count."""
-        self._save(self._rows_file(round_, first), arrays)
-
-    def _rows_file(self, round_: int, first: int) -> Path:
-        """The rows of the worker whose first one is this."""
-        return self.path / "checkpoint" / f"round-{round_:08d}-rows-{first:08d}.npz"
-
-    def _save(self, path: Path, arrays: Arrays) -> None:
-        named: Any = dict(arrays)
+    def save(self, round_: int, arrays: Arrays) -> None:
+        """Write the checkpoint of a round; older ones go when it is durable."""
+        path, named = self._checkpoint(round_), dict[str, Any](arrays)
         with atomic(path) as file:
             np.savez(file, **named)
+        for other in (self.path / "checkpoint").glob("round-*"):
+            if other != path:
+                other.unlink()
+
+    def _checkpoint(self, round_: int) -> Path:
+        return self.path / "checkpoint" / f"round-{round_:08d}.npz"
 
     def restore(self) -> dict[str, NDArray[Any]] | None:
         """The newest checkpoint that can be read; None to begin at round 0."""
@@ -233,21 +218,10 @@ class RunFolder:
             (arrays for round_, _ in self.checkpoints if (arrays := self.read(round_)) is not None), None
         )
 
-    def read(self, round_: int, mine: slice = slice(None)) -> dict[str, NDArray[Any]] | None:
-        """A round's checkpoint, with these rows of what is held by row, whoever wrote them;
-        None if it is damaged."""
+    def read(self, round_: int) -> dict[str, NDArray[Any]] | None:
+        """A round's checkpoint; None if it is damaged."""
         try:
-            arrays = _arrays(self.path / "checkpoint" / f"round-{round_:08d}.npz")
-            if "rows" not in arrays:
-                return {key: array[mine] if is_by_row(key) else array for key, array in arrays.items()}
-            edges = [int(edge) for edge in arrays.pop("rows")]
-            begin, end, _ = mine.indices(edges[-1])
-            parts = [
-                {key: array[max(begin - a, 0) : max(end - a, 0)] for key, array in _arrays(file).items()}
-                for a, b in pairwise(edges)
-                if ((a < end and begin < b) or a == 0) and (file := self._rows_file(round_, a))
-            ]
-            return arrays | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            return _arrays(self._checkpoint(round_))
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             log.warning("the checkpoint of round %d is damaged and left aside (%s)", round_, error)
             return None

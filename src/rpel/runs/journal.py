@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rpel.files import naming_the_disk
 from rpel.runs.columns import COLUMNS, Row, column
 
 
@@ -50,16 +51,15 @@ def lines(rows: Sequence[Row]) -> str:
 
 
 class Journal:
-    """metrics.jsonl, open: a line a round, and the same for TensorBoard if that is wanted."""
+    """metrics.jsonl, open: a line a round."""
 
-    def __init__(self, file: io.TextIOWrapper, copy: "Events | None" = None) -> None:
-        self.file, self.copy = file, copy
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self.file = file
 
     def add(self, row: Row) -> None:
-        self.file.write(lines([row]))
-        self.file.flush()
-        if self.copy is not None:
-            self.copy.add(row)
+        with naming_the_disk(Path(self.file.name)):
+            self.file.write(lines([row]))
+            self.file.flush()
 
     def sync(self) -> None:
         """Make all lines durable, before a checkpoint relies on them."""

@@ -16,8 +16,8 @@ from rpel.component import check_callable
 from rpel.models import Factory
 from rpel.rules import Rule
 from rpel.runs.run import Run, Runs
-from rpel.simulation.callbacks import Callback, Interrupted, Progress, Tick
 from rpel.simulation.inputs import Download, Inputs
+from rpel.simulation.loop import Callback, Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.run import run as _run
 from rpel.spec import DatasetName, MethodName, Spec

@@ -33,8 +33,8 @@ from rpel.algorithm import Info, Outer, State
 from rpel.backend.arrays import empty, is_tensor, put, take
 from rpel.learning import Aggregation
 from rpel.randomness import Purpose, draws
+from rpel.simulation.communicator import Communicator, Shards
 from rpel.simulation.network import SimulatedNetwork, victim_by_victim
-from rpel.simulation.workers import Communicator, Shards
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received
 
 TICKS = 1_000_000_000

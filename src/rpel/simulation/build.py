@@ -23,10 +23,10 @@ from rpel.learning import MomentumSGD
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.simulation.asynchrony import of_round
+from rpel.simulation.communicator import Communicator, Shards
 from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import Resolved
 from rpel.simulation.network import victim_by_victim
-from rpel.simulation.workers import Communicator, Shards
 from rpel.spec import Spec
 from rpel.tasks import Classification, Objective, Trigger
 from rpel.text import count, human_bytes

@@ -1,19 +1,14 @@
-"""The simulator: the honest nodes of one worker, as a problem of Algorithm 1 with a simulated network.
+"""The engine of a run: Algorithm 1's problem on the honest nodes, stepped, measured, evaluated and saved.
 
-Alone, a worker has all nodes. Several have a shard each: they take the local steps of their own nodes, give
-the half-step models to everybody, and forge and aggregate for their own.
-
-Three buffers live as long as the run: models and momenta (c, d) of this worker's c nodes, and the table. Its
-first h rows are the half-step models of all nodes; the rows behind them hold gradients in the local step and
-forged vectors in the exchange. Nothing else of that size is ever made.
+One process has all nodes. Each of several workers (`rpel.simulation.workers`) has such an engine with a shard
+of them: they take the local steps of their own nodes, give the half-step models to everybody, and forge and
+aggregate for their own. What is exchanged goes through the communicator, which is nothing to one process.
 """
 
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +16,22 @@ from numpy.typing import NDArray
 from rpel import algorithm
 from rpel.algorithm import Deliver, Info, Problem, remembered
 from rpel.attacks import Attack
-from rpel.backend.arrays import copy, empty, put, take, zeros
+from rpel.backend.arrays import copy, empty, put, take
 from rpel.backend.base import Backend, backend
 from rpel.learning import Aggregation, NesterovOuter
 from rpel.randomness import draws
+from rpel.runs.folder import is_by_row
 from rpel.simulation.asynchrony import AsynchronousRounds
-from rpel.simulation.build import Published, Size, build_local, check_memory, warn_of_idle_workers
+from rpel.simulation.build import (
+    Published,
+    Size,
+    build_backend,
+    build_local,
+    build_task,
+    check_memory,
+    warn_of_idle_workers,
+)
+from rpel.simulation.communicator import ALONE, Communicator
 from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
@@ -35,23 +40,20 @@ from rpel.simulation.evaluate import (
     spread,
     squared_norm,
 )
+from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import Resolved, messages, schedule
 from rpel.simulation.network import CodedNetwork, SimulatedNetwork
 from rpel.simulation.private import private
-from rpel.simulation.workers import ALONE, Communicator
 from rpel.tasks import Objective
-from rpel.types import Aggregated, Floats, Integers, Models, Received, RoundInfo
+from rpel.types import Floats, Integers, Models, RoundInfo
 from rpel.wire import Wire
 
-log = logging.getLogger("rpel")
 _CHOSEN = "chosen", "chosen_local"
-_LOOKS = 20
-"""How often an evaluation can be looked into on its way."""
 
 
-class Simulation:
-    """Algorithm 1 among simulated nodes, a round at a time;
-    :meth:`arrays` and :meth:`load` continue it bit by bit."""
+class Engine:
+    """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit
+    by bit."""
 
     def __init__(
         self,
@@ -63,11 +65,13 @@ class Simulation:
         optimizer: Any = None,
         sizes: Mapping[int, int] | None = None,
     ) -> None:
-        """change: from the problem of this run to the one that is played, with another part in it.
+        """Build the problem; ValueError if it does not fit into memory.
 
-        optimizer: a torch class, or what makes one, where the Spec says that the user has brought one.
-        sizes: how many examples nodes count as theirs,
-        where an audit gave them others (`rpel.tasks.private`).
+        Args:
+            change: from the problem of this run to the one that is played, with another part in it.
+            optimizer: a torch class, or what makes one, where the Spec says that the user has brought one.
+            sizes: how many examples nodes count as theirs, where an audit gave them others
+                (`rpel.tasks.private`).
         """
         spec = run.spec
         self.run, self.spec, self.task, self.workers = run, spec, task, workers
@@ -106,6 +110,7 @@ class Simulation:
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
+        self.info: Info | None = None
         self.schedule = schedule(spec, self._ids(1)) if spec.asynchronous or spec.speeds != "equal" else None
         self.windows = self._windows(local, line9, outer, change) if spec.asynchronous else None
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
@@ -115,6 +120,13 @@ class Simulation:
         if isinstance(self.state.x, np.ndarray):
             rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
 
+    @classmethod
+    def of(cls, run: Resolved, inputs: Gathered, workers: Communicator = ALONE) -> Self:
+        """Build the engine of a run from its data, on the device of this worker."""
+        arrays = build_backend(run.spec, workers.local_rank)
+        task = build_task(run, inputs, arrays)
+        return cls(run, task, workers, arrays, change=inputs.problem, optimizer=inputs.optimizer)
+
     def _deliver(self, attack: Attack, line9: Aggregation, half: Models, whole: Models, air: int) -> Deliver:
         """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and
         stands in the first rows (``air``) of the whole."""
@@ -123,7 +135,7 @@ class Simulation:
             self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table,
             self.nodes, self.mine, spec.seed, spec.no_show, spec.silent,
             spec.consistent or attack.consistent,
-            everyone=self._everyone, backend=self.backend, wire=self.wire,
+            everyone=lambda own: self.workers.rows(own, self.shards), backend=self.backend, wire=self.wire,
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])
         return coded if air else self.network
@@ -137,41 +149,23 @@ class Simulation:
         if self.workers.size > 1 and self.unit > 1:
             raise ValueError(
                 "asynchronous on several workers needs a network whose nodes are computed one by one, and "
-                f"here {self.unit} are at once: the nearest is workers 1"
+                f"here {self.unit} are computed at once: use workers 1"
             )
         assert self.schedule is not None
-        found = AsynchronousRounds(
-            self.schedule,
-            local,
-            self.network,
-            line9,
-            outer,
-            self.workers,
-            self.shards,
-            self.mine,
+        windows = AsynchronousRounds(
+            self.schedule, local, self.network, line9, outer, self.workers, self.shards, self.mine
         )
-        self.state = replace(self.state, network=self.state.network | found.init(self.state.x))
-        return found
+        self.state = replace(self.state, network=self.state.network | windows.init(self.state.x))
+        return windows
+
+    def _ids(self, t: int) -> Integers:
+        """(h,) the node numbers of all rows."""
+        return np.arange(self.spec.nodes) if self.everybody else self.roster.honest_ids(t)
 
     @property
     def each(self) -> int:
         """How often a node may aggregate in a round."""
         return 1 if self.windows is None else self.windows.schedule.most
-
-    @property
-    def clock(self) -> Callable[[int], float] | None:
-        """The virtual time at the end of a round; None where nobody asked for it."""
-        if self.schedule is None:
-            return None
-        return self.schedule.time if self.spec.asynchronous else self.schedule.charged
-
-    def _everyone(self, own: Models) -> Models:
-        """The rows of all workers."""
-        return own if self.workers.size == 1 else self.workers.rows(own, self.shards)
-
-    def _ids(self, t: int) -> Integers:
-        """(h,) the node numbers of all rows."""
-        return np.arange(self.spec.nodes) if self.everybody else self.roster.honest_ids(t)
 
     @property
     def round(self) -> int:
@@ -182,6 +176,13 @@ class Simulation:
     def honest(self) -> Integers:
         """(h,) the honest nodes' numbers."""
         return self.roster.honest_ids(1)
+
+    @property
+    def time(self) -> float | None:
+        """The virtual time at the end of the last round; None where nobody asked for it."""
+        if self.schedule is None:
+            return None
+        return (self.schedule.time if self.spec.asynchronous else self.schedule.charged)(self.round)
 
     @property
     def messages(self) -> int:
@@ -197,42 +198,26 @@ class Simulation:
 
     # --- a round ---
 
-    def advance(self) -> Info:
-        """One round of Algorithm 1; BudgetSpentError, before anything is computed,
-        where privacy does not allow it."""
+    def step(self) -> Info:
+        """Take one round of Algorithm 1; BudgetSpentError, before anything is computed, where privacy does
+        not allow it."""
         if self.budget is not None:
             self.budget.check(self.round + 1)
         if self.windows is None:
-            self.state, info = algorithm.step(self.problem, self.state)
+            self.state, self.info = algorithm.step(self.problem, self.state)
         else:
-            self.state, info = self.windows.step(self.state)
-        self._keep_output()
-        return info
-
-    def step(self, measured: bool = False) -> RoundInfo:
-        """One round, and how far the nodes are apart; measured: also how far line 9 brought them together."""
-        return self.measured(self.advance(), measured)
-
-    def played(self) -> Info:
-        """The last round as far as it is known after resuming: what was received is not kept."""
-        x = self.state.x
-        nobody: Integers = np.empty((len(x), 0), np.int64)
-        nothing = Aggregated(np.zeros(len(x), dtype=bool), np.zeros(len(x), np.int64))
-        return Info(self.state.round, x, Received(x, nobody), nothing)
-
-    def is_evaluated(self, t: int) -> bool:
-        """Whether the models of round t are evaluated."""
-        return t % self.spec.eval_every == 0 or t == self.spec.rounds
-
-    def _keep_output(self) -> None:
+            self.state, self.info = self.windows.step(self.state)
         if self._chosen is not None:
-            now = self._chosen_round == self.state.round
+            now = self._chosen_round == self.round
             for kept, value in zip(self._chosen, (self.state.x, self.state.local["buffers"]), strict=True):
                 put(kept, now, take(value, now))
+        return self.info
 
-    def measured(self, info: Info, contraction: bool) -> RoundInfo:
-        """Consensus distance, hostile counts and failures of a round; contraction:
-        also the realised α and λ."""
+    def measure(self, contraction: bool = False) -> RoundInfo:
+        """Consensus distance, hostile counts and failures of the last round; contraction: also the realised
+        α and λ."""
+        info = self.info
+        assert info is not None, "a round was taken"
         before = self._spread(info.half) if contraction else None
         mean, consensus = self._spread(self.state.x)
         alpha = lam = None
@@ -260,123 +245,100 @@ class Simulation:
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Of all workers' rows those of honest nodes."""
-        return rows[self.honest] if self.everybody else rows
+        return rows[self.honest] if self.everybody and len(rows) == self.nodes else rows
 
     # --- what it shows ---
 
-    def evaluate(
-        self, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None = None
-    ) -> Evaluation:
+    def evaluate(self, subset: Integers | None) -> Evaluation:
         """Accuracy and loss of every honest node on the test examples ``subset`` (None: all), and ‖∇F_H‖².
 
         ‖∇F_H‖² is of training examples and without noise: a private run has None.
-        look: called a few times on the way, on every worker, with the share that is done.
         """
         x, local = self.state.x, self.state.local["buffers"]
-        by_name = self._scores(x, local, subset, look)
-        shown = by_name["accuracy"]
-        rows = self.honest if self.everybody else np.arange(len(shown))
-        some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
-        here = np.flatnonzero(np.isin(self.rows, some))
-        examples = GRADIENT_EXAMPLES if subset is None else min(GRADIENT_EXAMPLES, len(subset))
+        columns = self._scores(x, local, subset)
         norm = None
         if self.budget is None:
-            norm = float(np.concatenate(self.workers.each(lambda: self._norms(here, examples))).mean())
-        success = by_name.pop("attack_success", None)
-        metrics = {
-            name.removeprefix("metric."): column
-            for name, column in by_name.items()
-            if name.startswith("metric.")
-        }
+            examples = GRADIENT_EXAMPLES if subset is None else min(GRADIENT_EXAMPLES, len(subset))
+            norm = self._gradient_norm(examples)
+        kept = self._chosen if subset is None else None
         return Evaluation(
-            shown, by_name["loss"], norm, success, metrics=metrics, better=self.measures
+            columns["accuracy"], columns["loss"], norm, columns.get("attack_success"),
+            None if kept is None else self._scores(*kept, subset)["accuracy"],
+            {name: columns[f"metric.{name}"] for name in self.measures}, self.measures,
         )  # fmt: skip
 
-    def _norms(self, rows: Integers, examples: int) -> Floats:
-        """(k,) ‖∇F_H‖² at the models of these nodes of this worker."""
-        x, local = (take(array, rows) for array in (self.state.x, self.state.local["buffers"]))
-        return gradient_norms(self.task, x, local, self.backend, examples)
+    def _gradient_norm(self, examples: int) -> float:
+        """The mean of ‖∇F_H‖² over some honest nodes, spread evenly over all."""
+        rows = self.honest if self.everybody else np.arange(self.nodes)
+        some = rows[np.unique(np.linspace(0, len(rows) - 1, GRADIENT_NODES).astype(np.int64))]
+        here = np.flatnonzero(np.isin(self.rows, some))
+        x, local = (take(array, here) for array in (self.state.x, self.state.local["buffers"]))
+        norms = self.workers.each(lambda: gradient_norms(self.task, x, local, self.backend, examples))
+        return float(np.concatenate(norms).mean())
 
-    def output_accuracy(
-        self, subset: Integers | None = None, look: Callable[[float], None] | None = None
-    ) -> Floats | None:
-        """(h,) of the honest nodes' output models on these test examples (None: all);
-        None where those models are the last round's."""
-        return None if self._chosen is None else self._scores(*self._chosen, subset, look)["accuracy"]
-
-    def _scores(
-        self, x: Models, local: Models, subset: NDArray[np.int64] | None, look: Callable[[float], None] | None
-    ) -> dict[str, Floats]:
+    def _scores(self, x: Models, local: Models, subset: Integers | None) -> dict[str, Floats]:
         """(h,) each, of every honest node's model, of which x are this worker's, what `evaluate` finds."""
-        found: list[Floats] = []
-        names: list[str] = []
-        for done, part in self._parts(1 if look is None else _LOOKS):
-            if look is not None and done:
-                look(done)
-            columns = self.task.measure(x[part], local[part], subset, self.rows[part])
-            names, found = (
-                list(columns),
-                [*found, np.stack(list(columns.values()), axis=1).astype(np.float64)],
-            )
-        shown = self._of_honest(self.workers.rows(np.concatenate(found), self.shards))
-        return dict(zip(names, shown.T, strict=True))
-
-    def _parts(self, most: int) -> Iterator[tuple[float, slice]]:
-        """This worker's rows in at most so many parts of whole units, and the share before each;
-        as many everywhere."""
-        counts = [-(-(shard.stop - shard.start) // self.unit) for shard in self.shards]
-        parts, units = max(1, min(most, *counts)), counts[self.workers.rank]
-        edges = [units * p // parts * self.unit for p in range(parts + 1)]
-        return ((p / parts, slice(a, b)) for p, (a, b) in enumerate(pairwise(edges)))
+        columns = self.task.measure(x, local, subset, self.rows)
+        own = np.stack(list(columns.values()), axis=1).astype(np.float64)
+        shown = self._of_honest(self.workers.rows(own, self.shards))
+        return dict(zip(columns, shown.T, strict=True))
 
     @property
     def measures(self) -> Mapping[str, bool]:
         """The names of the task's metrics, and whether more of each is better."""
         return self.task.measures
 
-    def evaluate_initial(self, subset: NDArray[np.int64] | None) -> dict[str, float]:
+    def evaluate_initial(self, subset: Integers | None) -> dict[str, float]:
         """What the model shows that all nodes begin with; of their own data nothing is said."""
         x, local = self.backend.array(self.task.initial()[None]), self.backend.array(self.task.local_state(1))
-        found = self.task.measure(x, local, subset)
-        return {name: float(column[0]) for name, column in found.items()}
+        return {name: float(column[0]) for name, column in self.task.measure(x, local, subset).items()}
+
+    # --- what is kept ---
 
     def models(self) -> Models:
-        """(h, d) the honest nodes' output models; complete at worker 0, in the table,
-        which is free between rounds."""
-        own = self.state.x if self._chosen is None else self._chosen[0]
-        whole = self.table[: self.nodes] if self.windows is None else empty(self.nodes, own)
-        return self._of_honest(self.backend.host(self._collected(own, whole)))
+        """(h, d) the honest nodes' output models, complete at worker 0, good until the next round."""
+        return self._of_honest(self.array("x" if self._chosen is None else _CHOSEN[0]))
 
     def local_states(self) -> Models:
         """(h, q) what stayed with the honest nodes, of the round of their output; complete at worker 0."""
-        own = self.state.local["buffers"] if self._chosen is None else self._chosen[1]
-        whole = zeros((self.nodes, own.shape[1]), own)
-        return self._of_honest(self.backend.host(self._collected(own, whole)))
+        return self._of_honest(self.array("local.buffers" if self._chosen is None else _CHOSEN[1]))
 
-    def _collected(self, own: Models, whole: Models) -> Models:
-        if self.workers.size == 1:
+    def _held(self) -> dict[str, Any]:
+        """Everything a bit-exact continuation needs: of this worker's nodes what `is_by_row` names."""
+        chosen = {} if self._chosen is None else dict(zip(_CHOSEN, self._chosen, strict=True))
+        return {**remembered(self.state), **chosen}
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of :meth:`arrays`."""
+        return list(self._held())
+
+    def array(self, key: str) -> NDArray[Any]:
+        """One of :meth:`arrays`, complete at worker 0, good until the next call or round."""
+        own: NDArray[Any] = self.backend.host(self._held()[key])
+        if self.workers.size == 1 or not is_by_row(key):
             return own
-        whole[self.mine] = own
-        self.workers.collect(whole, self.shards)
-        return whole
+        room = self.table[: self.nodes]  # free between rounds
+        same = isinstance(room, np.ndarray) and (room.shape[1:], room.dtype) == (own.shape[1:], own.dtype)
+        return self.workers.collect(own, self.shards, room if same and self.windows is None else None)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything a bit-exact continuation needs;
-        `checkpoint.is_by_row` says what is of this worker's nodes."""
-        kept = {} if self._chosen is None else dict(zip(_CHOSEN, self._chosen, strict=True))
-        return {key: self.backend.host(value) for key, value in ({**remembered(self.state), **kept}).items()}
+        """Everything a bit-exact continuation needs."""
+        return {key: self.array(key) for key in self.keys}
 
-    def load(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Continue from :meth:`arrays`."""
-        self._fill(self.state.x, arrays["x"])
-        for part, held in (("local", self.state.local), ("outer", self.state.outer)):
-            for key, array in held.items():
-                self._fill(array, arrays[f"{part}.{key}"])
+    @property
+    def nbytes(self) -> int:
+        """The size of :meth:`arrays`."""
+        share = self.nodes / max(1, len(self.rows))
+        held = self._held().items()
+        return int(sum(array.nbytes * (share if is_by_row(key) else 1) for key, array in held))
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from :meth:`arrays`; of what is by row only worker 0 needs to have any."""
+        for key, array in self._held().items():
+            if is_by_row(key):
+                mine: Any = self.workers.scatter(arrays.get(key), self.backend.host(array), self.shards)
+                array[:] = mine if isinstance(array, np.ndarray) else self.backend.array(mine)
         prefix = "network."
         network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
         self.state = replace(self.state, round=int(arrays["round"]), network=network)
-        for key, kept in zip(_CHOSEN, self._chosen or (), strict=False):
-            self._fill(kept, arrays[key])
-
-    def _fill(self, array: Models, values: NDArray[Any]) -> None:
-        array[:] = values if isinstance(array, np.ndarray) else self.backend.array(values)

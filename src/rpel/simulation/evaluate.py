@@ -1,11 +1,11 @@
-"""What models show: accuracy of each honest node, the gradient norm, the spread; and the run's record of it.
+"""What models are worth: accuracy, gradient norm and spread; and the record of a run.
 
 Invariants of the record: everything but its rows goes into the checkpoint, and a row is written before the
 checkpoint that covers it, so a resumed run ends with the same metrics; a number that overflowed is null.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,59 +16,59 @@ from rpel.backend.arrays import namespace, wide_dtype, zeros
 from rpel.backend.base import Backend, backend
 from rpel.runs.columns import COLUMNS, METRIC, Row
 from rpel.runs.journal import number
-from rpel.simulation.workers import ALONE, Communicator
+from rpel.simulation.communicator import ALONE, Communicator
 from rpel.tasks import Objective
 from rpel.types import Floats, Models, RoundInfo
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy (h,) and loss (h,) of the honest nodes;
-    ``grad_norm`` estimates the mean of ‖∇F_H(x_i)‖² over them; None in a private run.
-
-    ``attack_success`` (h,) is the share of images with the backdoor's patch that a node calls its target;
-    ``output_accuracy`` (h,) is that of the models kept, where they are not those of the last round;
-    ``metrics`` (h,) each, by name, and ``better`` says of which more is better.
-    Without classes the accuracy is NaN.
-    """
+    """Accuracy (h,) and loss (h,) of the honest nodes; the accuracy is NaN without classes."""
 
     accuracy: Floats
     loss: Floats
     grad_norm: float | None
+    """An estimate of the mean of ‖∇F_H(x_i)‖² over the honest nodes; None in a private run."""
     attack_success: Floats | None = None
+    """(h,) the share of images with the backdoor's patch that a node calls its target."""
     output_accuracy: Floats | None = None
+    """(h,) of the models kept, where they are not those of the last round."""
     metrics: dict[str, Floats] = field(default_factory=dict)
     better: Mapping[str, bool] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> float:
-        return float(self.accuracy.mean())
+    """Of which metrics more is better."""
 
     @property
     def worst(self) -> float:
         return float(self.accuracy.min())
 
-    @property
-    def median(self) -> float:
-        return float(np.median(self.accuracy))
+    def columns(self) -> Row:
+        """Return the columns of a row that show it."""
+        row: Row = {
+            "accuracy_mean": number(float(self.accuracy.mean())), "accuracy_worst": number(self.worst),
+            "accuracy_median": number(float(np.median(self.accuracy))),
+            "loss": number(float(self.loss.mean())), "grad_norm": number(self.grad_norm),
+        }  # fmt: skip
+        if self.attack_success is not None:
+            row["attack_success_mean"] = float(self.attack_success.mean())
+            row["attack_success_worst"] = float(self.attack_success.max())
+        if self.output_accuracy is not None:
+            row["output_accuracy_mean"] = number(float(self.output_accuracy.mean()))
+            row["output_accuracy_worst"] = number(float(self.output_accuracy.min()))
+        return row
 
 
 GRADIENT_NODES, GRADIENT_EXAMPLES = 3, 1000
-"""‖∇F_H(x_i)‖² is taken at so many nodes and on at most so many fixed examples:
-at all of them it would cost rounds."""
+"""‖∇F_H(x_i)‖² is taken at this many nodes and on this many examples: at all of them it would cost rounds."""
 
 
 def gradient_norms(
-    task: Objective,
-    x: Models,
-    local: Models,
-    arrays: Backend | None = None,
+    task: Objective, x: Models, local: Models, arrays: Backend | None = None,
     examples: int = GRADIENT_EXAMPLES,
-) -> Floats:
+) -> Floats:  # fmt: skip
     """(h,) ‖∇F_H‖² at every model, each on its own; (b, ε)-resilience as measured."""
     arrays = arrays or backend("numba")
-    found = [task.full_gradient(x[i : i + 1], local[i : i + 1], examples) for i in range(len(x))]
-    return np.array([squared_norm(g, arrays) for g in found])
+    gradients = (task.full_gradient(x[i : i + 1], local[i : i + 1], examples) for i in range(len(x)))
+    return np.array([squared_norm(g, arrays) for g in gradients])
 
 
 def spread(
@@ -117,38 +117,48 @@ DIVERGED = 1000.0
 """A node has diverged when its test loss exceeds the initial one, or 1 if that is less, by this factor."""
 
 
-class Metrics:
+class Record:
     """Filled round by round; ``counts`` (T, h), ``rows`` one dict a round."""
 
     def __init__(self, rounds: int, honest: NDArray[np.int64], each: int = 1) -> None:
         """each: how often a node may aggregate in a round; counts are then (T, each, h),
         −1 where it did not."""
         self.honest = honest
-        self.counts = np.zeros(
-            (rounds, len(honest)) if each == 1 else (rounds, each, len(honest)), dtype=np.int32
-        )
+        shape = (rounds, len(honest)) if each == 1 else (rounds, each, len(honest))
+        self.counts = np.zeros(shape, dtype=np.int32)
         self.rows: list[Row] = []
         self.initial_loss = math.nan
         self.eval_rounds: list[int] = []
-        self.accuracies: list[NDArray[np.float64]] = []
-        self.measured: dict[str, list[NDArray[np.float64]]] = {}
-        """The same of each metric."""
+        self.per_node: dict[str, list[NDArray[np.float64]]] = {}
+        """(h,) accuracies and metrics in the rounds evaluated."""
 
     @property
     def round(self) -> int:
         return len(self.rows)
 
-    def begin(self, found: Mapping[str, float], names: Sequence[str] = ()) -> None:
-        """Take in what the common initial model shows, as round 0; names: of all metrics."""
+    def begin(self, initial: Mapping[str, float], metrics: Sequence[str] = ()) -> None:
+        """Take in what the common initial model shows, as round 0; metrics: their names."""
         h = len(self.honest)
-        self.initial_loss = found["loss"]
-        self.eval_rounds, self.accuracies = [0], [np.full(h, found["accuracy"])]
-        self.measured = {name: [np.full(h, found.get(f"{METRIC}{name}", math.nan))] for name in names}
+        self.initial_loss, self.eval_rounds = initial["loss"], [0]
+        keys = ["accuracy", *(f"{METRIC}{name}" for name in metrics)]
+        self.per_node = {key: [np.full(h, initial.get(key, math.nan))] for key in keys}
 
-    def row(self, info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> Row:
-        """The row of a round: what was measured, its evaluation if there was one, bytes and time."""
-        diverged = info.diverged if shown is None else max(info.diverged, self._diverged(shown))
-        return _row(info, shown, sent, seconds) | {"diverged": diverged} | _metrics(shown, self.measured)
+    def row(self, info: RoundInfo, shown: Evaluation | None, sent: int) -> Row:
+        """Return the row of a round: what was measured, its evaluation if there was one, and the bytes."""
+        row: Row = dict.fromkeys(COLUMNS)
+        row |= {
+            "round": info.round, "consensus": number(info.consensus), "messages": info.messages,
+            "bytes": sent, "byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded,
+            "diverged": info.diverged if shown is None else max(info.diverged, self._diverged(shown)),
+        }  # fmt: skip
+        if shown is not None:
+            row |= shown.columns()
+            # nodes that agreed before the exchange have no spread to compare with: these are then 0
+            row |= {key: number(getattr(info, key) or 0.0) for key in ("alpha_realised", "lambda_realised")}
+        for key in self.per_node:
+            if key != "accuracy":
+                row |= _mean_and_worst(key, shown)
+        return row
 
     def _diverged(self, shown: Evaluation) -> int:
         """The number of honest nodes whose test loss says that they diverged."""
@@ -161,45 +171,39 @@ class Metrics:
         self.rows.append(row)
         if shown is not None:
             self.eval_rounds.append(info.round)
-            self.accuracies.append(shown.accuracy)
-            for name, values in self.measured.items():
-                values.append(shown.metrics[name])
+            for key, values in self.per_node.items():
+                values.append(
+                    shown.accuracy if key == "accuracy" else shown.metrics[key.removeprefix(METRIC)]
+                )
 
     def nodes(self) -> dict[str, NDArray[Any]]:
         """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,),
         the others (e, h)."""
-        found = {"accuracy": self.accuracies} | {
-            f"{METRIC}{name}": values for name, values in self.measured.items()
-        }
-        arrays = {
-            key: np.array(values, np.float64).reshape(-1, len(self.honest)) for key, values in found.items()
-        }
+        h = len(self.honest)
+        arrays = {key: np.array(values, np.float64).reshape(-1, h) for key, values in self.per_node.items()}
         return {"round": np.array(self.eval_rounds, np.int64), **arrays}
 
     def state(self, ahead: RoundInfo | None = None) -> dict[str, NDArray[Any]]:
-        """What a checkpoint keeps beside the simulation's own state. ahead:
-        of a round that is not yet taken in."""
-        nodes = self.nodes()
-        counts = self.counts[: self.round]
-        known = (
-            {} if ahead is None else {key: value for key, value in vars(ahead).items() if value is not None}
-        )
+        """What a checkpoint keeps beside the engine's own state; ahead: of a round that is not yet added."""
+        known = {} if ahead is None else {k: v for k, v in vars(ahead).items() if v is not None}
         return {
-            "record.counts": counts, _INITIAL_LOSS: np.array(self.initial_loss),
-            **{f"record.{key}": values for key, values in nodes.items()},
+            "record.counts": self.counts[: self.round], _INITIAL_LOSS: np.array(self.initial_loss),
+            **{f"record.{key}": values for key, values in self.nodes().items()},
             **{_AHEAD + key: np.asarray(value) for key, value in known.items()},
         }  # fmt: skip
 
     def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> RoundInfo | None:
-        """Continue from a :meth:`state` and the rows up to it;
-        returns what it says of a round ahead of them."""
+        """Continue from a :meth:`state` and the rows up to it; return what it says of a round ahead of
+        them."""
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
         self.rows, self.initial_loss = list(rows), float(state[_INITIAL_LOSS])
         self.eval_rounds = [int(t) for t in state["record.round"]]
-        self.accuracies = list(state["record.accuracy"])
-        prefix = f"record.{METRIC}"
-        self.measured = {k.removeprefix(prefix): list(v) for k, v in state.items() if k.startswith(prefix)}
+        self.per_node = {
+            key.removeprefix("record."): list(values)
+            for key, values in state.items()
+            if key == "record.accuracy" or key.startswith(f"record.{METRIC}")
+        }
         ahead: dict[str, Any] = {
             key.removeprefix(_AHEAD): value if value.ndim else value.item()
             for key, value in state.items()
@@ -208,49 +212,11 @@ class Metrics:
         return RoundInfo(**ahead) if ahead else None
 
 
-def _row(info: RoundInfo, shown: Evaluation | None, sent: int, seconds: float) -> Row:
-    row: Row = dict.fromkeys(COLUMNS)
-    row |= {
-        "round": info.round,
-        "consensus": number(info.consensus),
-        "messages": info.messages,
-        "bytes": sent,
-    }
-    row |= {"byzantine_max": int(info.hostile.max(initial=0)), "degraded": info.degraded}
-    row |= {"seconds": round(seconds, 6)}
-    if shown is not None:
-        # nodes that agreed before the exchange have no spread to compare with: alpha and lambda are then 0
-        values = {"accuracy_mean": shown.mean, "accuracy_worst": shown.worst, "accuracy_median": shown.median}
-        values |= {"loss": float(shown.loss.mean())}
-        if shown.grad_norm is not None:
-            values["grad_norm"] = shown.grad_norm
-        values |= {
-            "alpha_realised": info.alpha_realised or 0.0,
-            "lambda_realised": info.lambda_realised or 0.0,
-        }
-        row |= {key: number(value) for key, value in values.items()}
-        if (success := shown.attack_success) is not None:
-            row |= {
-                "attack_success_mean": float(success.mean()),
-                "attack_success_worst": float(success.max()),
-            }
-        if (output := shown.output_accuracy) is not None:
-            found = {
-                "output_accuracy_mean": float(output.mean()),
-                "output_accuracy_worst": float(output.min()),
-            }
-            row |= {key: number(value) for key, value in found.items()}
-    return row
-
-
-def _metrics(shown: Evaluation | None, names: Iterable[str]) -> Row:
-    """The columns of the metrics: the mean over the honest nodes, and the worst of them."""
-    row: Row = {}
-    for name in names:
-        mean = worst = None
-        if shown is not None:
-            values = shown.metrics[name]
-            worst = number(float(values.min() if shown.better[name] else values.max()))
-            mean = number(float(values.mean()))
-        row |= {f"{METRIC}{name}_mean": mean, f"{METRIC}{name}_worst": worst}
-    return row
+def _mean_and_worst(key: str, shown: Evaluation | None) -> Row:
+    """The two columns of a metric: the mean over the honest nodes, and the worst of them."""
+    if shown is None:
+        return {f"{key}_mean": None, f"{key}_worst": None}
+    name = key.removeprefix(METRIC)
+    values = shown.metrics[name]
+    worst = values.min() if shown.better[name] else values.max()
+    return {f"{key}_mean": number(float(values.mean())), f"{key}_worst": number(float(worst))}

@@ -62,7 +62,7 @@ class Inputs:
     rule: Rule | Callable[..., Any] | None = None
     attack: Attack | Callable[..., Any] | None = None
     optimizer: Any = None
-    callbacks: tuple[Callable[..., None], ...] = ()
+    callbacks: tuple[Callable[..., Any], ...] = ()
     problem: Callable[[Problem], Problem] | None = None
     collate: Any = None
     target: str | None = None

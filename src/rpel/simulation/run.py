@@ -7,17 +7,14 @@ rounds, and in the last evaluation, which can be long: the last round is then ke
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from rpel.backend.one_thread import one_torch_thread
-from rpel.backend.pool import set_threads, threads
+from rpel.backend.pool import threads
 from rpel.processes import Stop
 from rpel.record import parse_seeds
 from rpel.runs import run as finished
@@ -25,12 +22,10 @@ from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.reuse import choose, resumed
-from rpel.simulation import workers as group
-from rpel.simulation.callbacks import Callback, Interrupted, Progress
 from rpel.simulation.inputs import Download, Gathered, Inputs, Load, available, code_versions, gather, loader
+from rpel.simulation.loop import Callback, Interrupted, Progress, TensorBoard, train
 from rpel.simulation.methods import Resolved, remark, resolve
-from rpel.simulation.runner import Run
-from rpel.simulation.workers import Communicator, LostError
+from rpel.simulation.workers import Workers
 from rpel.spec import Spec, load_folder, spec_hash
 
 log = logging.getLogger("rpel")
@@ -68,26 +63,17 @@ def run(
         )  # fmt: skip
     runs: list[finished.Run] = []
     with joined(spec, own) as workers:
-        kept: bool = workers.first(lambda: keep)  # workers that are started here do not know
         for seed in seeds:
-            one = spec.replace(seed=seed, seeds=None)
-            resolved, gathered = workers.together(partial(prepared, one, own, load))
-            said = remark(spec, resolved) if workers.rank == 0 and seed == seeds[0] else None
+            resolved, gathered = prepared(spec.replace(seed=seed, seeds=None), own, load)
             folder = None
-            if kept:
-                place = partial(placed, resolved.spec, gathered, reuse=reuse, force=force)
-                chosen: Path = workers.first(place)  # worker 0 chooses, in the folder that all see
-                folder = RunFolder(Path(resolved.spec.out) / chosen.name, tensorboard)
-            if (
-                result := _run_one(
-                    resolved, gathered, folder, progress, stop, force, workers, own.callbacks, said
-                )
-            ) is not None:
-                runs.append(result)
-            if workers.any(stop.asked) and seed != seeds[-1]:
+            if keep:
+                folder = RunFolder(placed(resolved.spec, gathered, reuse=reuse, force=force), tensorboard)
+            said = remark(spec, resolved) if seed == seeds[0] else None
+            runs.append(
+                _run_one(resolved, gathered, folder, progress, stop, force, workers, own.callbacks, said)
+            )
+            if stop.asked and seed != seeds[-1]:
                 raise Interrupted(spec.rounds, spec.rounds, None if folder is None else folder.path)
-    if not runs:
-        raise SystemExit(0)  # another worker has the results
     return runs[0] if spec.seeds is None else finished.Runs(runs)
 
 
@@ -97,20 +83,13 @@ def prepared(spec: Spec, own: Inputs, load: Load) -> tuple[Resolved, Gathered]:
     return resolved, gather(resolved, own, load)
 
 
-@contextmanager
-def joined(spec: Spec, own: Inputs) -> Iterator[Communicator]:
-    """The workers of this run. User-supplied objects stay in this process; worker 0 speaks for all."""
+def joined(spec: Spec, own: Inputs) -> Workers:
+    """The workers of this run. User-supplied objects stay in this process."""
     if spec.workers > 1 and own != Inputs():
         raise ValueError(
             "workers share runs whose data and model have names: with objects from Python, workers=1"
         )
-    with group.joined(spec) as workers:
-        try:
-            yield workers
-        except (ValueError, Interrupted) as error:
-            if workers.rank and not isinstance(error, LostError):
-                raise SystemExit(2 if isinstance(error, ValueError) else 130) from error
-            raise
+    return Workers(spec)
 
 
 def folder_name(spec: Spec, inputs: Gathered) -> str:
@@ -143,27 +122,24 @@ def resume(
     except ValueError:  # a rule or an attack that is not here: a finished run can be returned all the same
         ours = versions(spec.device)
     folder = RunFolder(path if force else resumed(path, ours), tensorboard)
-    if not group.placed() and (found := stored(folder, ours)) is not None:
-        return found
     code = folder.code()
-    if not force and code not in (None, ours["code"]):
+    if folder.certificate() is None and not force and code not in (None, ours["code"]):
         raise ValueError(
             f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes "
             "on with it"
         )
     with joined(spec, own) as workers:
-        resolved, gathered = workers.together(lambda: prepared(spec, own, loader(download)))
+        if (found := stored(folder, ours)) is not None:
+            return found
+        resolved, gathered = prepared(spec, own, loader(download))
         now, named = hash_of(folder_name(resolved.spec, gathered)), hash_of(folder.path.resolve().name)
         if named not in (None, now):
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )
-        result = _run_one(
+        return _run_one(
             resolved, gathered, folder, progress, stop or Stop(WHEN), False, workers, own.callbacks
         )
-    if result is None:
-        raise SystemExit(0)  # another worker has the result
-    return result
 
 
 def _run_one(
@@ -173,34 +149,27 @@ def _run_one(
     progress: Progress | None,
     stop: Stop,
     force: bool,
-    workers: Communicator,
+    workers: Workers,
     callbacks: Sequence[Callback] = (),
     said: str | None = None,
-) -> finished.Run | None:
-    """The stored result, or the rest of the run; None but for worker 0."""
+) -> finished.Run:
+    """The stored result, or the rest of the run."""
+    if folder is not None and not force and (found := stored(folder, inputs.versions)) is not None:
+        return found
     spec = resolved.spec
-    workers.agree(f"{folder_name(spec, inputs)} by code {inputs.versions['code'][:8]}")
+    counted = replace(resolved, spec=spec.replace(threads=spec.threads or threads()))
     with ExitStack() as stack:
-        if folder is not None and not force and workers.first(lambda: folder.certificate() is not None):
-            return None if workers.rank else stored(folder, inputs.versions)
-        count = spec.threads or threads()
-        stack.enter_context(pinned(spec.threads or max(1, count // workers.here)))
-        if spec.backend == "torch":
-            # its own threads would spin beside ours after each small product
-            stack.enter_context(one_torch_thread())
-        resolved = replace(resolved, spec=spec.replace(threads=count))
-        run = workers.together(lambda: Run(resolved, inputs, folder, progress, stop, workers, callbacks))
+        engine = stack.enter_context(workers.engine(resolved, inputs))
         if said is not None:  # once nothing is wrong any more
             log.info("%s", said)
         if folder is not None:
-            workers.first(lambda: stack.enter_context(folder.locked()))
-            workers.each(folder.check_shared)
+            stack.enter_context(folder.locked())
             if force:
-                workers.first(folder.clear)
-            elif workers.first(lambda: folder.certificate() is not None):
-                # finished by another process in between
-                return None if workers.rank else stored(folder, inputs.versions)
-        return run.result()
+                folder.clear()
+            elif (found := stored(folder, inputs.versions)) is not None:
+                return found  # finished by another process in between
+            callbacks = [*callbacks, TensorBoard()] if folder.tensorboard else callbacks
+        return train(counted, inputs, engine, folder, callbacks, progress, stop)
 
 
 def stored(folder: RunFolder, ours: Mapping[str, str]) -> finished.Run | None:
@@ -213,17 +182,3 @@ def stored(folder: RunFolder, ours: Mapping[str, str]) -> finished.Run | None:
         log.warning("it was made by other code (%s)", different)
     folder.copy_events()
     return finished.Run.load(folder.path, reused=True)
-
-
-@contextmanager
-def pinned(count: int | None) -> Iterator[int]:
-    """Inside, kernels and torch use that many threads (None: as many as now); yields the number."""
-    before, torch_before = threads(), torch.get_num_threads()
-    wanted = before if count is None else count
-    set_threads(wanted)
-    torch.set_num_threads(wanted)
-    try:
-        yield wanted
-    finally:
-        set_threads(before)
-        torch.set_num_threads(torch_before)

@@ -1,17 +1,12 @@
-"""What the processes that share one simulation say to each other: nothing (alone), or by torch.distributed.
+"""Several processes that share a run: one drives, and the others do what it says.
 
-Every worker holds a shard of the honest nodes as its cohort and runs the same program on it; here is all that
-they say to each other. One process is alone, to which all of this is nothing.
+Every worker has the engine of its shard (`rpel.simulation.engine`). The loop runs in worker 0 alone, on a
+:class:`SharedEngine`: it looks like an engine, says each call to the others, and takes part in it. The others
+:func:`serve` until they are told to end. So nothing above knows how many workers there are, and only worker 0
+touches the run folder.
 
-Invariants:
-- shards are whole units of local work, counted from row 0, and each victim is aggregated whole by one worker;
-- a sum over nodes goes through the workers in the order of rows,
-  so its bits do not depend on how many there are;
-- what one worker refuses, all refuse, with the same sentence;
-- arrays and words go separate ways: arrays, NumPy's or torch's, from memory to memory as bytes, by sends,
-  receives and broadcasts that every backend of torch.distributed has; words (flags, sentences) by gloo. NCCL
-  takes the arrays of CUDA devices where it can; gloo moves main memory alone, so what lies on a device goes
-  through buffers there, which :meth:`Group.staged` makes.
+Workers are started here (``workers`` of a Spec) or placed by torchrun and its like; those build their problem
+from their own command line. What one worker refuses, all refuse, with the same sentence.
 """
 
 import ipaddress
@@ -23,325 +18,227 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
+from rpel.algorithm import State
 from rpel.backend.devices import local_device, missing, sharing
-from rpel.processes import Child, start
+from rpel.backend.one_thread import one_torch_thread
+from rpel.backend.pool import set_threads, threads
+from rpel.errors import BudgetSpentError
+from rpel.processes import Child, Stop, call
+from rpel.record import parse_seeds
 from rpel.runs.certificate import versions
-from rpel.spec import Spec, to_toml
+from rpel.runs.folder import is_by_row
+from rpel.simulation.communicator import ALONE, Communicator, Group
+from rpel.simulation.engine import Engine
+from rpel.simulation.evaluate import Evaluation
+from rpel.simulation.inputs import Gathered, Inputs, available, gather, loader
+from rpel.simulation.methods import Resolved, resolve
+from rpel.spec import Spec, spec_hash
+from rpel.types import Integers, Models, RoundInfo
 
 log = logging.getLogger("rpel")
-_PIECES = 8  # a sum goes through the workers in so many pieces, so that all of them add at the same time
-# a shard is sent in so many pieces, each while the next is computed, if they have so many units of work:
-_SENT = 4
-_WORTH = 16
+_STORE = "RPEL_WORKERS"
+"""In a worker that another one started: the file by which they find each other, how many, which one."""
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun, and whoever does as it does, tells a worker."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Where gloo listens."""
+_JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
+"""How long to wait for a worker to come, and for one that came to finish what all wait for."""
+_GRACE = 30.0
+NCCL = "cpu:gloo,cuda:nccl"
+END = "end"
 
-T = TypeVar("T")
-Shards = list[slice]
-"""The rows of every worker."""
+_stores: Any = dist
+"""Documented there, and not marked as exported."""
+Processes = list[Child]
 
 
 class LostError(ValueError):
     """A worker is gone; the same command goes on from the last checkpoint."""
 
 
-class Alone:
-    """One process that has all nodes.
+# --- the engine of all workers ------------------------------------------------------------------------------
 
-    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others.
-    """
 
-    rank, size, here, received = 0, 1, 1, 0
+class SharedEngine:
+    """The engines of all workers as one; in worker 0."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.own: Any = None
+        self.busy = False
+        """Whether a call was begun and has not ended: the others cannot be told anything then."""
+
+    @contextmanager
+    def built(self, run: Resolved, inputs: Gathered) -> Iterator[Any]:
+        """This engine, for a run that all workers have built."""
+        self.say("build", run.spec.seed)
+        with _built(self.group, run.spec, run, inputs) as self.own:
+            self.busy = False
+            yield self
+
+    def say(self, name: str, *arguments: Any) -> None:
+        """Say to all others what to do next."""
+        self.busy = True
+        self.group.told((name, arguments))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of every engine; the result of this one."""
+        self.say(name, *arguments)
+        try:
+            result = getattr(self.own, name)(*arguments)
+        except BudgetSpentError:  # raised by all alike
+            self.busy = False
+            raise
+        self.busy = False
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        """What all workers know alike: state, honest, messages, bytes, budget, …"""
+        return getattr(self.own, name)
 
     @property
-    def local_rank(self) -> int:
-        """This worker's number among those on this machine, for who has a device of its own."""
-        return int(os.environ.get("LOCAL_RANK", self.rank))
+    def state(self) -> State:
+        """The state of this worker's shard."""
+        state: State = self.own.state
+        return state
 
-    def shards(self, rows: int, unit: int) -> Shards:
-        """Contiguous, whole units but for the last, as equal as that allows.
+    def step(self) -> None:
+        self._call("step")
 
-        >>> Alone().shards(10, unit=2)
-        [slice(0, 10, None)]
-        """
-        return divided(rows, unit, self.size)
+    def measure(self, contraction: bool = False) -> RoundInfo:
+        info: RoundInfo = self._call("measure", contraction)
+        return info
 
-    def pieces(self, shards: Shards, unit: int) -> list[Shards]:
-        """Every shard cut into whole units, to be sent one piece after the other."""
-        return [list(shards)]
+    def evaluate(self, subset: Integers | None) -> Evaluation:
+        shown: Evaluation = self._call("evaluate", subset)
+        return shown
 
-    # --- rows ---
-
-    @contextmanager
-    def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
-        """Everybody's rows of a contiguous array to everybody, each sent once and straight to its place.
-
-        pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent
-        while the next is made.
-        """
-        yield lambda piece: None
-
-    def collect(self, array: NDArray[Any], shards: Shards) -> None:
-        """Everybody's rows to worker 0."""
-
-    def rows(self, mine: Any, shards: Shards) -> Any:
-        """This worker's rows, an array or a tensor, joined by those of all others: (h, …)."""
-        return mine
-
-    # --- sums ---
-
-    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Add every worker's rows to total (d,), in the order of workers; add(columns)
-        adds this worker's there.
-
-        The last worker has the result.
-        """
-        add(slice(0, len(total)))
-
-    def tell_last(self, array: NDArray[Any]) -> None:
-        """The last worker's array, to all."""
-
-    # --- words ---
-
-    def any(self, said: bool) -> bool:
-        """Whether any worker says so."""
-        return said
-
-    def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What every worker finds. Where one refuses, all do:
-        ValueError with the sentence of the first that did."""
-        return [work()]
-
-    def first(self, work: Callable[[], Any]) -> Any:
-        """What worker 0 finds, on every worker; also its refusal."""
-        return self.each(work if self.rank == 0 else lambda: None)[0]
-
-    def together(self, work: Callable[[], T]) -> T:
-        """What this worker finds, when no worker has refused."""
-        found: list[T] = []
-        self.each(lambda: found.append(work()))
-        return found[0]
-
-    def agree(self, name: str) -> None:
-        """ValueError if a worker would run something else than worker 0, or with other versions."""
-
-
-ALONE = Alone()
-Communicator = Alone
-"""What a simulation is given: all that a group does, one process does for itself."""
-
-
-class Group(Alone):
-    """The workers of torch.distributed's group, as one of them sees it."""
-
-    def __init__(self, rank: int = 0, size: int = 1, here: int = 1) -> None:
-        self.rank, self.size, self.here, self.received = rank, size, here, 0
-
-    def pieces(self, shards: Shards, unit: int) -> list[Shards]:
-        """Every shard cut into whole units, to be sent one piece after the other.
-
-        >>> Group(size=2).pieces([slice(0, 64), slice(64, 100)], unit=2)
-        [[slice(0, 32, None), slice(32, 64, None)], [slice(64, 100, None)]]
-        """
-        return [_cut(shard, unit) for shard in shards]
-
-    @contextmanager
-    def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
-        """Everybody's rows to everybody.
-
-        Receiving is asked for first: gloo is half as fast where data come before anybody waits for them. A
-        backend that runs what it is asked in order (NCCL) would wait for ever,
-        so there a piece's receives go with its sends.
-        """
-        others = [(self.rank + k) % self.size for k in range(1, self.size)]
-        coming = [[(rank, _bytes(array[piece])) for piece in pieces[rank]] for rank in others]
-        ahead = not by_nccl(_bytes(array))
-        moving = self._moved([], [one for each in coming for one in each]) if ahead else []
-        taken = 0
-
-        def ready(piece: slice) -> None:
-            nonlocal taken
-            now = [] if ahead else [each[taken] for each in coming if taken < len(each)]
-            taken += 1
-            part = self._leaving(array[piece])
-            moving.extend(self._moved([(rank, part) for rank in others], now))
-
-        yield ready
-        if not ahead:
-            moving.extend(self._moved([], [one for each in coming for one in each[taken:]]))
-        for one in moving:
-            one.wait()
-
-    def staged(self, part: Tensor) -> Tensor:
-        """A buffer that torch.distributed moves for these bytes: themselves, or main memory for those of a
-        device without NCCL, pinned where that makes copies faster."""
-        if reachable(part):
-            return part
-        return torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
-
-    def _leaving(self, array: "NDArray[Any] | Tensor") -> Tensor:
-        """The bytes of an array where they can be sent from."""
-        part = _bytes(array)
-        buffer = self.staged(part)
-        return part if buffer is part else buffer.copy_(part)
-
-    def _moved(self, out: list[tuple[int, Tensor]], into: list[tuple[int, Tensor]]) -> list[Any]:
-        """Sends to and receives from these workers, begun at once; empty ones are left out on both sides."""
-        places = [(rank, part, self.staged(part)) for rank, part in into if part.numel()]
-        asked = [dist.P2POp(dist.irecv, buffer, rank) for rank, _, buffer in places]
-        asked += [dist.P2POp(dist.isend, part, rank) for rank, part in out if part.numel()]
-        self.received += sum(part.numel() for _, part in into)
-        moving: list[Any] = dist.batch_isend_irecv(asked) if asked else []
-        if all(part is buffer for _, part, buffer in places):
-            return moving
-        # by gloo, where each receive and each send is waited for by itself, in this order
-        landing = [
-            _Landing(one, part, buffer) for one, (_, part, buffer) in zip(moving, places, strict=False)
-        ]
-        return [*landing, *moving[len(landing) :]]
-
-    def collect(self, array: NDArray[Any], shards: Shards) -> None:
-        """Everybody's rows to worker 0."""
-        if self.rank:
-            moving = self._moved([(0, self._leaving(array[shards[self.rank]]))], [])
-        else:
-            parts = [(rank, _bytes(array[shard])) for rank, shard in enumerate(shards)]
-            moving = self._moved([], parts[1:])
-        for one in moving:
-            one.wait()
-
-    def rows(self, mine: Any, shards: Shards) -> Any:
-        """This worker's rows, joined by those of all others: (h, …)."""
-        shape = (shards[-1].stop, *mine.shape[1:])
-        whole: Any = mine.new_empty(shape) if isinstance(mine, Tensor) else np.empty(shape, mine.dtype)
-        whole[shards[self.rank]] = mine
-        with self.gathering(whole, [[shard] for shard in shards]) as ready:
-            ready(shards[self.rank])
+    def models(self) -> Models:
+        whole: Models = self._call("models")
         return whole
 
-    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Columns go from worker to worker in pieces: while one adds the next piece,
-        the next one adds this piece."""
-        edges, sent = [len(total) * p // _PIECES for p in range(_PIECES + 1)], list[Any]()
-        for left, right in pairwise(edges):
-            if left == right:
-                continue
-            piece = _bytes(total[left:right])
-            if self.rank:
-                for one in self._moved([], [(self.rank - 1, piece)]):
-                    one.wait()
-            add(slice(left, right))
-            if self.rank < self.size - 1:
-                sent += self._moved([(self.rank + 1, self._leaving(total[left:right]))], [])
-        for one in sent:
-            one.wait()
+    def local_states(self) -> Models:
+        whole: Models = self._call("local_states")
+        return whole
 
-    def tell_last(self, array: NDArray[Any]) -> None:
-        """The last worker's array, to all."""
-        last, part = self.size - 1, _bytes(array)
-        buffer = self._leaving(array) if self.rank == last else self.staged(part)
-        dist.broadcast(buffer, src=last)
-        if self.rank != last:
-            self.received += array.nbytes
-            part.copy_(buffer)
+    def arrays(self) -> dict[str, Any]:
+        return {key: Collected(self, key) for key in self.own.keys}
 
-    def any(self, said: bool) -> bool:
-        """Whether any worker says so."""
-        word = torch.tensor([int(said)])
-        dist.all_reduce(word, dist.ReduceOp.MAX)
-        return bool(word.item())
-
-    def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What every worker finds, or the refusal of the first that refuses."""
-        found, refused = None, None
-        try:
-            found = work()
-        except (ValueError, OSError) as error:
-            refused = error
-        everybody: list[Any] = [None] * self.size
-        dist.all_gather_object(everybody, (found, None if refused is None else str(refused), platform.node()))
-        for rank, (_, sentence, host) in enumerate(everybody):
-            if sentence is not None:
-                where = f"worker {rank} on {host}: " if rank else ""
-                raise ValueError(where + sentence) from refused
-        return [thing for thing, _, _ in everybody]
-
-    def agree(self, name: str) -> None:
-        """ValueError if a worker would run something else than worker 0, or with other versions."""
-        found = self.each(lambda: (name, versions(), _processor(), platform.node()))
-        first, ours, processor, _ = found[0]
-        for rank, (other, theirs, its, host) in enumerate(found):
-            if theirs != ours:
-                key = next(key for key in theirs if key != "code" and theirs[key] != ours[key])
-                raise ValueError(
-                    f"worker {rank} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
-                    "install the same everywhere"
-                )
-            if other != first:
-                raise ValueError(
-                    f"worker {rank} on {host} would run {other} and worker 0 {first}: "
-                    "give all of them the same specification and the same data"
-                )
-            if its != processor and self.rank == 0:
-                log.warning("worker %d has another processor (%s): the last bits may differ", rank, its)
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.say("load", {key: array for key, array in arrays.items() if not is_by_row(key)})
+        self.own.load(arrays)
+        self.busy = False
 
 
-def divided(rows: int, unit: int, size: int) -> Shards:
-    """Rows shared out among so many workers: contiguous, whole units but for the last,
-    as equal as that allows.
+class Collected:
+    """One of the arrays of all workers, fetched when it is written: not all of them at a time."""
 
-    >>> divided(10, unit=2, size=3)
-    [slice(0, 2, None), slice(2, 6, None), slice(6, 10, None)]
+    def __init__(self, engine: SharedEngine, key: str) -> None:
+        self.engine, self.key = engine, key
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        whole: NDArray[Any] = self.engine._call("array", self.key)
+        return whole
+
+
+def serve(group: Group, spec: Spec) -> int:
+    """Do what worker 0 says, until it says that this is the end; the exit status it wishes.
+
+    spec: of this worker's own command line, the run being one of its seeds.
     """
-    units = -(-rows // unit)
-    ends = [min(rows, units * r // size * unit) for r in range(size + 1)]
-    return [slice(a, b) for a, b in pairwise(ends)]
+    engine: Any = None
+    with ExitStack() as stack, Stop():  # a signal is for worker 0, which saves first
+        while True:
+            name, arguments = group.told()
+            if name == END:
+                return int(arguments[0])
+            if name == "build":
+                stack.pop_all().close()
+                seeds = parse_seeds(spec.seeds) or [spec.seed]
+                seed = arguments[0] if arguments[0] in seeds else seeds[0]  # another run: all will refuse
+                engine = stack.enter_context(_built(group, spec.replace(seed=seed, seeds=None)))
+                continue
+            try:
+                getattr(engine, name)(*arguments)
+            except BudgetSpentError:
+                continue  # worker 0 knows, too
 
 
-def _cut(shard: slice, unit: int) -> Shards:
-    units = -(-(shard.stop - shard.start) // unit)
-    count = max(1, min(_SENT, units // _WORTH))
-    edges = [min(shard.stop, shard.start + units * p // count * unit) for p in range(count + 1)]
-    return [slice(a, b) for a, b in pairwise(edges)]
+@contextmanager
+def _built(
+    group: Communicator, spec: Spec, run: Resolved | None = None, inputs: Gathered | None = None
+) -> Iterator[Engine]:
+    """This worker's engine, if all workers can build theirs and would run the same.
+
+    Inside, its share of this machine's threads are used.
+    """
+    made: list[tuple[Resolved, Gathered]] = []
+
+    def prepare() -> tuple[Any, ...]:
+        load = loader()
+        resolved = run or resolve(available(spec, load))
+        made.append((resolved, inputs or gather(resolved, Inputs(), load)))
+        return _identity(*made[0])
+
+    _check_equal(group.each(prepare), group.rank)
+    (run, inputs), engines = made[0], list[Engine]()
+    with ExitStack() as stack:
+        stack.enter_context(pinned(run.spec.threads or max(1, threads() // group.here)))
+        if run.spec.backend == "torch":
+            stack.enter_context(one_torch_thread())  # its threads would spin beside ours
+        group.each(lambda: engines.append(Engine.of(run, inputs, group)))
+        yield engines[0]
 
 
-class _Landing:
-    """What is received in main memory, and goes on to its place on a device once it is there."""
-
-    def __init__(self, moving: Any, part: Tensor, buffer: Tensor) -> None:
-        self.moving, self.part, self.buffer = moving, part, buffer
-
-    def wait(self) -> None:
-        self.moving.wait()
-        self.part.copy_(self.buffer)
+def _identity(run: Resolved, inputs: Gathered) -> tuple[Any, ...]:
+    """What has to be equal on all workers, and where this one is."""
+    digest = spec_hash(run.spec, inputs.dataset.checksums, inputs.digests)
+    name = f"{run.spec.name}-{digest} by code {inputs.versions['code'][:8]}"
+    return name, versions(), _processor(), platform.node()
 
 
-def by_nccl(part: Tensor) -> bool:
-    """Whether NCCL moves this memory."""
-    return part.is_cuda and "nccl" in dist.get_backend_config()
+def _check_equal(found: list[Any], rank: int) -> None:
+    """ValueError if a worker would run something else than worker 0, or with other versions."""
+    first, ours, processor, _ = found[0]
+    for other, (name, theirs, its, host) in enumerate(found):
+        if theirs != ours:
+            key = next(key for key in theirs if key != "code" and theirs[key] != ours[key])
+            raise ValueError(
+                f"worker {other} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
+                "install the same everywhere"
+            )
+        if name != first:
+            raise ValueError(
+                f"worker {other} on {host} would run {name} and worker 0 {first}: "
+                "give all of them the same specification and the same data"
+            )
+        if its != processor and rank == 0:
+            log.warning("worker %d has another processor (%s): the last bits may differ", other, its)
 
 
-def reachable(part: Tensor) -> bool:
-    """Whether torch.distributed moves this memory where it is."""
-    return part.device.type == "cpu" or by_nccl(part)
-
-
-def _bytes(array: "NDArray[Any] | Tensor") -> Tensor:
-    """The same memory, as bytes, wherever it is; the array is contiguous."""
-    if isinstance(array, Tensor):
-        return array.reshape(-1).view(torch.uint8)
-    return torch.from_numpy(array.reshape(-1).view(np.uint8))
+@contextmanager
+def pinned(count: int | None) -> Iterator[int]:
+    """Inside, kernels and torch use that many threads (None: as many as now); yields the number."""
+    before, torch_before = threads(), torch.get_num_threads()
+    wanted = before if count is None else count
+    set_threads(wanted)
+    torch.set_num_threads(wanted)
+    try:
+        yield wanted
+    finally:
+        set_threads(before)
+        torch.set_num_threads(torch_before)
 
 
 def _processor() -> str:
@@ -352,23 +249,58 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-# --- who they are ------------------------------------------------------------------------------------------
+# --- who they are -------------------------------------------------------------------------------------------
 
-_STORE = "RPEL_WORKERS"
-"""In a worker that :func:`joined` started: the file by which the workers find each other, how many,
-which one."""
-_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun, and whoever does as it does, tells a worker."""
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Where gloo listens."""
-_JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
-"""How long to wait for a worker to come, and for one that came to finish what all wait for."""
-_GRACE = 30.0
-NCCL = "cpu:gloo,cuda:nccl"
 
-_stores: Any = dist
-"""Documented there, and not marked as exported."""
-Processes = list[Child]
+class Workers:
+    """The workers of a command: a context manager, in which runs get their engines.
+
+    In a process that was placed as another worker than 0, entering it serves worker 0 and then ends the
+    process. Others are started when the first run asks for its engine.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec, self.stack = spec, ExitStack()
+        self.shared: SharedEngine | None = None
+
+    def __enter__(self) -> "Workers":
+        if placed():
+            self._join()
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.stack.__exit__(*error)
+
+    def _join(self) -> None:
+        group = self.stack.enter_context(joined(self.spec))
+        if group.rank:
+            with self.stack:  # leave the group before the process ends
+                try:
+                    status = serve(group, self.spec)
+                except ValueError:  # worker 0 says it
+                    status = 2
+            raise SystemExit(status)
+        self.shared = SharedEngine(group)
+        self.stack.push(self._end)
+
+    def _end(self, kind: Any, error: Any, trace: Any) -> None:
+        """Tell the others that it is over, if they are listening."""
+        if self.shared is not None and not self.shared.busy:
+            status = 0 if error is None else 130 if isinstance(error, KeyboardInterrupt) else 2
+            self.shared.say(END, status)
+
+    @contextmanager
+    def engine(self, run: Resolved, inputs: Gathered) -> Iterator[Engine]:
+        """The engine of a run, on all workers."""
+        if self.shared is None and self.spec.workers > 1:
+            self._join()
+        shared = self.shared
+        if shared is None:
+            with _built(ALONE, self.spec, run, inputs) as engine:
+                yield engine
+            return
+        with shared.built(run, inputs) as engine:
+            yield engine
 
 
 def placed() -> bool:
@@ -377,18 +309,17 @@ def placed() -> bool:
 
 
 @contextmanager
-def joined(spec: Spec) -> Iterator[Communicator]:
+def joined(spec: Spec) -> Iterator[Group]:
     """The group of this run's workers: the one this process was placed in, or P − 1 others started here."""
-    if not placed() and spec.workers == 1:
-        yield ALONE
-        return
     _check_number(spec)
     with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place, _restored(_INTERFACE):
         children: Processes = []
         try:
             store, rank, size = _meeting(Path(place), spec, children)
             _await_all(store, rank, size, children)
-            here = _here(size if isinstance(store, _stores.FileStore) else 1)
+            here = int(
+                os.environ.get("LOCAL_WORLD_SIZE", size if isinstance(store, _stores.FileStore) else 1)
+            )
             moved_by = _agreed(store, rank, size, carrier(spec.device, here))
             # gloo has been seen to lose a connection while it is made: not for long, then
             with _watched(children):
@@ -396,10 +327,10 @@ def joined(spec: Spec) -> Iterator[Communicator]:
                 world = dist.group.WORLD
                 assert world is not None
                 world.set_timeout(_PATIENCE)
-                workers = Group(rank, size, here)
+                group = Group(rank, size, here)
                 if moved_by == NCCL:  # its first call has to be one that all take part in
-                    dist.all_reduce(torch.zeros(1, device=local_device(spec.device, workers.local_rank)))
-                yield workers
+                    dist.all_reduce(torch.zeros(1, device=local_device(spec.device, group.local_rank)))
+                yield group
         except BaseException:
             for child in children:
                 child.terminate()
@@ -433,7 +364,7 @@ def _check_number(spec: Spec) -> None:
     honest = spec.nodes - spec.byzantine
     if not placed() and spec.workers > honest:
         raise ValueError(
-            f"workers {spec.workers} are more than the {honest} honest nodes: the nearest is {honest}"
+            f"workers {spec.workers} are more than the {honest} honest nodes: use at most {honest}"
         )
 
 
@@ -447,11 +378,6 @@ def _restored(key: str) -> Iterator[None]:
         os.environ.pop(key, None)
         if before is not None:
             os.environ[key] = before
-
-
-def _here(otherwise: int) -> int:
-    """Return how many of the workers are on this machine, as torchrun says."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", otherwise))
 
 
 # --- where they meet ----------------------------------------------------------------------------------------
@@ -561,13 +487,15 @@ def _started(spec: Spec, place: Path) -> Processes:
     """Workers 1 to P − 1, on this machine."""
     children = []
     for rank in range(1, spec.workers):
-        folder = place / str(rank)
-        folder.mkdir()
-        file = folder / "run.toml"
-        file.write_text(to_toml(spec), "utf-8")
+        out, err = (place / f"{rank}.{name}" for name in ("stdout", "stderr"))
         more = {_STORE: f"{place / 'store'},{spec.workers},{rank}"}
-        children.append(start(["run", str(file)], folder / "stdout", folder / "stderr", more))
+        children.append(call(_worker, spec, stdout=out, stderr=err, environment=more, name=f"worker {rank}"))
     return children
+
+
+def _worker(spec: Spec) -> None:
+    with Workers(spec):
+        raise AssertionError("a worker ends before")
 
 
 def _last(child: Child) -> str:

@@ -1,7 +1,7 @@
 """A round among many nodes with a small model, part by part, beside what this machine could do.
 
 Run: python benchmarks/scale.py [NODES …] [--million] [--json FILE] (1,000, 10,000 and 100,000 by default; the
-file is what tools/scale_results.py draws). The setting is that of the presets scale-100k and scale-1m:
+file is what tools/results.py makes a table of). The setting is that of the presets scale-100k and scale-1m:
 softmax regression on 8 × 8 digits (d = 650), s = 34, b_hat = 17, ALIE, a tenth of the nodes hostile. Each
 size runs in a process of its own, so that its memory is its own; the cache of kernels is empty at first.
 

@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from rpel.cli import app
-from rpel.experiments.panels import chosen
-from rpel.experiments.sweep import read
 from rpel.spec import load
+from rpel.studies.paper import chosen
+from rpel.studies.study import read
 from support.paths import ROOT
 
 README = (ROOT / "README.md").read_text()

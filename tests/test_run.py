@@ -144,7 +144,6 @@ def test_simulate_has_a_keyword_for_every_field_with_its_default() -> None:
         "progress",
         "force",
         "reuse",
-        "target",
         "tensorboard",
     }
     assert keywords.keys() - others == Spec.model_fields.keys()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rpel.experiments.sweep import Sweep, read
 from rpel.runs import journal
 from rpel.runs.folder import RunFolder
 from rpel.simulation.api import Tick, resume, simulate
+from rpel.studies.study import Study, read
 from support.commands import rpel
 from support.runs import TINY, CrashError, crash_after, differences, tiny
 
@@ -136,16 +136,16 @@ def test_reproduce_and_sweep_write_them_too(tmp_path: Path, capsys: pytest.Captu
     file = tmp_path / "grid.toml"
     fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items() if key != "byzantine")
     file.write_text(fields + "[grid]\nbyzantine = [1]\n", "utf-8")
-    (state,) = Sweep(read(file), tmp_path / "sweep").run()
-    assert state.result is not None, state.error
-    path = Path(state.result["path"])
+    (result,) = Study(read(file), tmp_path / "sweep").run()
+    path = Path(result.row()["path"])
     assert not (path / "tensorboard").exists()
-    (state,) = Sweep(read(file), tmp_path / "sweep", tensorboard=True).run()
-    assert state.reused
+    (result,) = Study(read(file), tmp_path / "sweep", tensorboard=True).run()
+    assert result.run is not None
+    assert result.run.reused
     assert scalars(accumulator(path)) == expected(path)
-    (state,) = Sweep(read(file), tmp_path / "other", tensorboard=True).run()
-    assert state.result is not None, state.error
-    assert scalars(accumulator(Path(state.result["path"]))) == expected(path)
+    (result,) = Study(read(file), tmp_path / "other", tensorboard=True).run()
+    path = Path(result.row()["path"])
+    assert scalars(accumulator(path)) == expected(path)
 
 
 def test_tensorboard_option_without_the_package_exits_with_2(

@@ -3,8 +3,6 @@
 import ast
 import doctest
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -56,24 +54,6 @@ def test_functions_of_the_support_package_count_if_they_assert() -> None:
     assert list(check_tests.faults(f"{head}same(1, 1)", support)) == []
     assert len(list(check_tests.faults(f"{head}make()", support))) == 1
     assert len(list(check_tests.faults("def test_a():\n    x.same()", support))) == 1
-
-
-@pytest.mark.parametrize(
-    ("tool", "pages"),
-    [
-        ("scale_results", "scale.md"),
-        pytest.param("arena_results", "results/arena.md", marks=pytest.mark.full),
-        pytest.param("federations_results", "results/federations.md", marks=pytest.mark.full),
-        ("privacy_results", "results/privacy.md"),
-        ("exchange_results", "results/exchange.md"),
-    ],
-)
-def test_results_page_tables_match_the_archived_runs(tool: str, pages: str, tmp_path: Path) -> None:
-    for folder in ("docs", "tools"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    subprocess.run([sys.executable, str(tmp_path / "tools" / f"{tool}.py")], check=True)
-    for page in pages.split():
-        assert (tmp_path / "docs" / page).read_text("utf-8") == (ROOT / "docs" / page).read_text("utf-8")
 
 
 def write_project(root: Path, lines: int, lowest: int) -> Path:

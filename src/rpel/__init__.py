@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rpel.runs.run import Run, Runs
     from rpel.simulation.api import load, resume, simulate
     from rpel.spec import Spec
+    from rpel.studies.arena import arena
+    from rpel.studies.study import sweep
 
 _HOMES = {
     "Attack": "rpel.attacks",
@@ -31,6 +33,7 @@ _HOMES = {
     "Runs": "rpel.runs.run",
     "Spec": "rpel.spec",
     "View": "rpel.attacks",
+    "arena": "rpel.studies.arena",
     "attack": "rpel.attacks",
     "chain": "rpel.rules",
     "load": "rpel.simulation.api",
@@ -38,6 +41,7 @@ _HOMES = {
     "resume": "rpel.simulation.api",
     "rule": "rpel.rules",
     "simulate": "rpel.simulation.api",
+    "sweep": "rpel.studies.study",
 }
 
 _PARTS = ("attacks", "optim", "planning", "rules", "testing")
@@ -53,6 +57,7 @@ __all__ = [
     "Spec",
     "View",
     "__version__",
+    "arena",
     "attack",
     "chain",
     "load",
@@ -60,6 +65,7 @@ __all__ = [
     "resume",
     "rule",
     "simulate",
+    "sweep",
 ]
 
 

@@ -185,7 +185,6 @@ def test_error_in_a_users_code_is_shown_with_the_users_frames_alone(
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.integration
-@pytest.mark.xfail(strict=True, reason="a bug in one attack stops the whole arena [issues 47, 51]")
 def test_arena_runs_all_but_the_broken_attack_of_a_user(capsys: pytest.CaptureFixture[str]) -> None:
     who = ("--rules", "mean,median", "--attacks", "none,mine:typo_attack")
     with pytest.raises(SystemExit) as left:

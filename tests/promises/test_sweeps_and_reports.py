@@ -34,7 +34,6 @@ def test_impossible_cell_of_a_sweep_is_never_passed_off_as_done(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("dataset", "word"), [("nowhere:data", "nowhere"), ("femnist", "femnist")])
-@pytest.mark.xfail(strict=True, reason="every cell is started and fails [issue 47]")
 def test_sweep_over_missing_data_starts_no_run_and_says_so_once(
     dataset: str,
     word: str,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from rpel.plots import Style
+from rpel.studies.plots import Style
 
 HERE, MEMBERS, SETTINGS = Path(), Path("members.toml"), Path("peer.toml")  # where files are looked for
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]

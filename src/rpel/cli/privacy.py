@@ -11,7 +11,7 @@ from rpel.cli import terminal
 from rpel.text import number
 
 if TYPE_CHECKING:
-    from rpel.experiments.curious import Findings, Point
+    from rpel.studies.audit import Findings, Point
 
 app = typer.Typer(
     name="privacy", help="Attack the privacy of a run.", no_args_is_help=True, rich_markup_mode=None
@@ -51,9 +51,9 @@ def attack(
         delta: Of the audit, by default the run's.
         without_clipping: Break the run on purpose: the bound must then pass what is stated.
     """
-    from rpel.experiments import curious
-    from rpel.plots import save
     from rpel.spec import load_folder
+    from rpel.studies import audit
+    from rpel.studies.plots import save
 
     spec = load_folder(run)
     with terminal.display() as shown:
@@ -64,12 +64,12 @@ def attack(
             elif done == rounds or done * 10 // rounds > (done - 1) * 10 // rounds:
                 shown.say(f"{what}: round {done}/{rounds}")
 
-        findings = curious.attack(
+        findings = audit.attack(
             spec, victim=victim, canaries=canaries, shadows=shadows, points=points, seed=seed,
             delta=delta, clipping=not without_clipping, progress=progress, download=shown.download,
         )  # fmt: skip
     if plot is not None:
-        save(curious.drawing(findings), plot)
+        save(audit.drawing(findings), plot)
     if not terminal.printed({"run": str(run), **findings.to_dict()}, as_json):
         _print(findings)
     if findings.holds is False and findings.clipped:

@@ -8,20 +8,20 @@ from rich.text import Text
 
 from rpel.cli import options as opt
 from rpel.cli import terminal
+from rpel.runs.run import STATISTIC
 from rpel.text import count, number, visible
 
 if TYPE_CHECKING:
-    from rpel.report import Collection
-    from rpel.report.groups import Chart
-    from rpel.runs.record import RunSet
+    from rpel.runs.run import Runs
+    from rpel.studies.report import Collection
 
 REPORT, RUNS = Path("report.html"), Path("runs")
-_ENDS = ("mean", "low", "high")
+ENDS = ("mean", "low", "high")
 
 
 @opt.described
 def report(
-    paths: list[Path], output: Path = REPORT, csv: Path | None = None, latex: Path | None = None,
+    paths: list[Path], output: Path = REPORT, csv: Path | None = None, latex_file: Path | None = None,
     figures: Path | None = None, style: opt.Look = "screen", as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates,
@@ -37,60 +37,57 @@ def report(
     Options:
         output (--output, -o): The HTML page to write.
         csv: Write all numbers to this CSV file.
-        latex: Write the table of settings to this LaTeX file.
+        latex_file (--latex): Write the table of settings to this LaTeX file.
         figures: Write the charts to this folder (SVG and PNG; for papers PDF).
     """
     from rpel.files import write_text
-    from rpel.plots import save
-    from rpel.report import by_code, chart_groups, collect, drawing, group_runs, page
-    from rpel.report.groups import METRICS, groups_as_latex, to_csv
+    from rpel.studies.plots import save
+    from rpel.studies.report import METRICS, charts, collect, latex, numbers, of_runs, settings, table_of
 
-    collection = by_code(collect(paths), terminal.say)
+    collection = collect(paths)
     if output.is_dir():
         raise ValueError(f"-o {str(output)!r} is a folder: give a file such as {str(output / REPORT)!r}")
-    groups = group_runs(collection.runs)
-    texts = {output: page(collection)}
-    drawn: dict[Path, tuple[Chart, str]] = {}
+    groups = settings(collection.runs)
+    texts = {output: of_runs(collection)}
     if csv is not None:
-        texts[csv] = to_csv(collection.runs)
-    if latex is not None:
-        texts[latex] = groups_as_latex(groups)
-    if figures is not None:
-        suffixes = ("svg", "png") if style == "screen" else ("pdf",)
-        for chart, metric, suffix in product(chart_groups(groups), METRICS, suffixes):
-            drawn[figures / f"{chart.slug}-{metric}.{suffix}"] = (chart, metric)
+        texts[csv] = numbers(collection.runs).to_csv(index=False)
+    if latex_file is not None:
+        texts[latex_file] = latex(table_of(groups), about=STATISTIC, index=False)
     for path, text in texts.items():
         write_text(path, text, errors="replace")  # names of folders need not be Unicode
-    for path, (chart, metric) in drawn.items():
-        save(drawing.chart_figure(chart, metric), path, style)
+    drawn: list[Path] = []
+    if figures is not None:
+        for chart, metric in product(charts(groups), METRICS):
+            for suffix in ("svg", "png") if style == "screen" else ("pdf",):
+                drawn.append(figures / f"{chart.slug}-{metric}.{suffix}")
+                save(chart.draw(metric), drawn[-1], style)
     written = [*texts, *drawn]
     for one in collection.unfinished:
         terminal.say(visible(f"warning: {one.path} is not finished: rpel resume {one.path}"))
-    for bad in collection.broken:
-        terminal.say(visible(f"warning: {bad.path} is broken: {bad.reason}"))
+    for path, reason in collection.broken.items():
+        terminal.say(visible(f"warning: {path} is broken: {reason}"))
     if not terminal.printed(_summary(collection, groups, written), as_json):
         finished = f"{count(len(collection.runs), 'finished run')} in {count(len(groups), 'setting')}"
         print(f"{output}: {finished}; {count(len(written), 'file')} written")
 
 
-def _summary(collection: "Collection", groups: "list[RunSet]", written: list[Path]) -> dict[str, Any]:
-    from rpel.experiments.panels import scale_of
+def _summary(collection: "Collection", groups: "list[Runs]", written: list[Path]) -> dict[str, Any]:
+    from rpel.studies.paper import stamp
 
-    def setting(group: "RunSet") -> dict[str, Any]:
+    def setting(group: "Runs") -> dict[str, Any]:
         shared = {key: getattr(group.spec, key) for key in ("dataset", "nodes", "byzantine")}
-        ends = {key: group.interval(key) for key in group.measures}
+        intervals = {key: dict(zip(ENDS, group.interval(key), strict=True)) for key in group.measures}
         return {
-            "label": group.label, "stamp": scale_of(group.spec).stamp or None, **shared,
-            "pull": group.runs[0].certificate.pull, "seeds": [run.spec.seed for run in group.runs],
-            "held": group.held,
-            "intervals": {key: dict(zip(_ENDS, three, strict=True)) for key, three in ends.items()},
+            "label": group.label, "stamp": stamp(group.spec) or None, **shared,
+            "pull": group.certificate.pull, "seeds": [run.spec.seed for run in group],
+            "held": group.certificate.held, "intervals": intervals,
         }  # fmt: skip
 
     return {
         "runs": len(collection.runs),
         "settings": [setting(group) for group in groups],
         "unfinished": [str(one.path) for one in collection.unfinished],
-        "broken": {str(one.path): one.reason for one in collection.broken},
+        "broken": {str(path): reason for path, reason in collection.broken.items()},
         "files": [str(path) for path in written],
     }
 
@@ -104,7 +101,7 @@ def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
     Arguments:
         folder: A folder with runs somewhere below it.
     """
-    from rpel.report import collect
+    from rpel.studies.report import collect
 
     collection = collect([folder])
     rows: list[dict[str, Any]] = []
@@ -112,13 +109,14 @@ def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
         measured = {f"{run.key}_{end}": run.final[f"{run.key}_{end}"] for end in ("mean", "worst")}
         if run.measure != "accuracy":
             measured = {"measure": run.measure, **measured}
-        known = {"path": run.place, "state": "finished", **_spec(run.spec), "done": run.spec.rounds}
+        known = {"path": str(run.path), "state": "finished", **_spec(run.spec), "done": run.spec.rounds}
         rows.append(known | measured | {"held": run.certificate.held})
     rows += [
-        {"path": one.place, "state": "unfinished", **_spec(one.spec), "done": one.rounds}
+        {"path": str(one.path), "state": "unfinished", **_spec(one.spec), "done": one.rounds}
         for one in collection.unfinished
     ]
-    rows += [{"path": bad.place, "state": "broken", "error": bad.reason} for bad in collection.broken]
+    broken = collection.broken.items()
+    rows += [{"path": str(path), "state": "broken", "error": reason} for path, reason in broken]
     if terminal.printed(rows, as_json):
         return
     columns = ("run", "what", "rounds", "mean", "worst")
@@ -165,7 +163,7 @@ def compare(a: Path, b: Path, as_json: opt.Json = False) -> None:
         a (A): A run, or a folder with the seeds of one.
         b (B): Another.
     """
-    from rpel.report.groups import compared
+    from rpel.studies.report import compared
 
     comparison = compared(_one_group(a), _one_group(b))
     if terminal.printed(comparison, as_json):
@@ -192,10 +190,10 @@ def compare(a: Path, b: Path, as_json: opt.Json = False) -> None:
         print("no differences: they are paired by seed, and A and B have no seed in common")
 
 
-def _one_group(path: Path) -> "RunSet":
-    from rpel.report import by_code, collect, group_runs
+def _one_group(path: Path) -> "Runs":
+    from rpel.studies.report import collect, settings
 
-    groups = group_runs(by_code(collect([path]), terminal.say).runs)
+    groups = settings(collect([path]).runs)
     if len(groups) != 1:
         held = count(len(groups), "setting")
         raise ValueError(f"{str(path)!r} holds {held}: rpel compare takes runs of one each")

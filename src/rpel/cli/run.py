@@ -83,9 +83,9 @@ def _resumed(path: Path, shown: terminal.RunDisplay, force: bool, tensorboard: b
 
 def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> None:
     """Every unfinished run below a folder, one after the other; one that fails does not stop the others."""
-    from rpel.report import by_code, collect
+    from rpel.studies.report import collect
 
-    collection = by_code(collect([top]), lambda sentence: None)
+    collection = collect([top])
     results, failed = [], 0
     with terminal.display() as shown:
         shown.say(f"{count(len(collection.unfinished), 'unfinished run')} below {top}")

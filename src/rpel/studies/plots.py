@@ -242,6 +242,14 @@ def save(figure: "Figure", path: str | Path, style: Style = "screen") -> None:
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
+def save_all(figure: "Figure", stem: Path, style: Style = "screen") -> None:
+    """Write STEM.svg and STEM.png, for a paper also STEM.pdf."""
+    for suffix in (".svg", ".png"):
+        save(figure, stem.with_name(stem.name + suffix))
+    if style == "paper":  # last: it changes the figure
+        save(figure, stem.with_name(stem.name + ".pdf"), style)
+
+
 def svg(figure: "Figure", follow: bool = True) -> str:
     """Return the figure as the text of an SVG file that follows the reader's theme, or not."""
     import matplotlib

@@ -13,10 +13,10 @@ from scipy import stats
 
 import rpel as package
 from rpel import inference
-from rpel.experiments import curious
 from rpel.simulation.inputs import Inputs, loader
 from rpel.simulation.run import prepared
 from rpel.spec import Spec
+from rpel.studies import audit
 
 # --- statistics ---------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
     coins = np.random.default_rng(2)
     hard, there = coins.normal(0, 5, 400), coins.random((9, 400)) < 0.5
     seen = hard + there + coins.normal(0, 0.4, (9, 400))
-    ratios = curious.likelihood_ratios(seen[0], seen[1:], there[1:])
+    ratios = audit.likelihood_ratios(seen[0], seen[1:], there[1:])
     assert inference.auc(ratios[there[0]], ratios[~there[0]]) > 0.85
     assert inference.auc(seen[0][there[0]], seen[0][~there[0]]) < 0.65
 
@@ -109,9 +109,9 @@ RUN: dict[str, Any] = {
 
 def test_left_out_examples_are_never_drawn() -> None:
     resolved, inputs = prepared(Spec(**RUN), Inputs(), loader())
-    stage = curious._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
+    stage = audit._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
     coins = np.random.default_rng(0)
-    play = curious._Play(coins.random(len(stage.own)) < 0.5, coins.random(100) < 0.5, 0)
+    play = audit._Play(coins.random(len(stage.own)) < 0.5, coins.random(100) < 0.5, 0)
     simulation, task = stage._simulation(play)
     private: Any = simulation.gradients
     seen = np.zeros(task.examples.dataset.size)
@@ -126,8 +126,8 @@ def test_left_out_examples_are_never_drawn() -> None:
     assert simulation.budget.of(float(simulation.budget.rates.max()), 1) == original["epsilon"]
 
 
-def bounds(seed: int, clipping: bool) -> curious.Findings:
-    return curious.attack(Spec(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
+def bounds(seed: int, clipping: bool) -> audit.Findings:
+    return audit.attack(Spec(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
 
 
 @pytest.mark.full
@@ -153,8 +153,8 @@ def test_audit_whose_canaries_cannot_exceed_the_stated_epsilon_says_how_many_can
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO", "rpel"):
-        curious._most(40, 1e-4, 3.0)
-        curious._most(40, 1e-4, 8.0)
+        audit._most(40, 1e-4, 3.0)
+        audit._most(40, 1e-4, 8.0)
     assert "use 100" in caplog.text
     assert "no number of canaries can" in caplog.text
 
@@ -162,13 +162,13 @@ def test_audit_whose_canaries_cannot_exceed_the_stated_epsilon_says_how_many_can
 def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) -> None:
     public = {"model": "linear", "nodes": 6, "byzantine": 1, "rounds": 2, "batch_size": 20}
     with pytest.raises(ValueError, match="partition 'virtual'"):
-        curious.attack(Spec(**public, partition="virtual"))
+        audit.attack(Spec(**public, partition="virtual"))
     with pytest.raises(ValueError, match="--without-clipping"):
-        curious.attack(Spec(**public), clipping=False)
+        audit.attack(Spec(**public), clipping=False)
 
 
 def test_run_without_stated_epsilon_can_be_attacked() -> None:
-    result = curious.attack(
+    result = audit.attack(
         Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1
     )
     assert (result.stated, result.holds) == ([None], None)

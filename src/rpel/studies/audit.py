@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from rpel import inference, plots
+from rpel import inference
 from rpel.backend.one_thread import one_torch_thread
 from rpel.data import Dataset
 from rpel.randomness import stream
@@ -39,6 +39,7 @@ from rpel.simulation.methods import Resolved, build_network
 from rpel.simulation.run import prepared
 from rpel.simulation.workers import pinned
 from rpel.spec import Spec
+from rpel.studies import plots
 from rpel.tasks import Classification
 from rpel.tasks.task import tensor
 from rpel.types import Floats, Integers
@@ -153,7 +154,7 @@ def attack(
 
 def drawing(findings: Findings) -> Any:
     """Both curves: how well examples are told apart, and the bounds beside what is stated."""
-    figure, ((first, second),) = plots.panels(10.0, 4.2, 1, 2)
+    figure, ((first, second),) = plots.canvas(10.0, 4.2, 1, 2)
     for colour, (name, points) in zip(plots.COLOURS, findings.curves.items(), strict=False):
         rounds = [p.round for p in points]
         first.plot(

@@ -1,0 +1,81 @@
+"""Estimates of how long runs will take, from real rounds of each kind, measured on this machine."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rpel.attacks import attack
+from rpel.simulation.methods import resolve
+from rpel.simulation.run import run
+from rpel.spec import Spec
+from rpel.text import count
+
+ROUNDS = 3
+"""Rounds that are measured: the first compiles, the second is timed, the third is evaluated in full."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a kind of run takes: to begin, for a round, and to evaluate in part and in full."""
+
+    start: float = 0.0
+    round: float = 0.0
+    evaluation: float = 0.0
+    last: float = 0.0
+
+    def seconds(self, spec: Spec) -> float:
+        """Return the seconds of a whole run.
+
+        >>> Cost(start=1.0, round=0.5, evaluation=0.1, last=2.0).seconds(Spec(rounds=60, eval_every=20))
+        33.2
+        """
+        evaluations = (spec.rounds - 1) // spec.eval_every
+        return round(self.start + spec.rounds * self.round + evaluations * self.evaluation + self.last, 6)
+
+
+def kind(spec: Spec) -> str:
+    """Return what runs of about the same cost have in common.
+
+    >>> kind(Spec(nodes=30, local_steps=3))
+    'mnist-sample with mnist, n = 30, rpel, batch 25, 3 local steps'
+    """
+    searched = ", adaptive attack" if searches(spec) else ""
+    size = f"{spec.dataset} with {spec.model}, n = {spec.nodes}, {spec.method}"
+    return f"{size}, batch {spec.batch_size}, {count(spec.local_steps, 'local step')}{searched}"
+
+
+def searches(spec: Spec) -> bool:
+    """Return whether the run's attack searches, which multiplies what the rule costs."""
+    with suppress(ValueError):  # the run itself will name an attack that does not exist
+        return attack(spec.attack, **spec.attack_params).searches
+    return False
+
+
+def measure(spec: Spec) -> Cost:
+    """Return what the run costs, from a few of its rounds; nothing is kept."""
+    at = [time.perf_counter()]
+    short = resolve(spec).spec.replace(rounds=ROUNDS, eval_every=ROUNDS - 1, seeds=None)
+    made = run(short, keep=False, progress=lambda tick: at.append(time.perf_counter()))
+    step, seconds = made.history["seconds"].iloc[1], [b - a for a, b in pairwise(at)]
+    evaluation, last = (max(0.0, one - step) for one in seconds[1:ROUNDS])
+    return Cost(seconds[0] - step, step, evaluation, last)
+
+
+def costs(specs: Iterable[Spec], kind: Callable[[Spec], str] = kind) -> dict[str, Cost]:
+    """Return the cost of each kind among these runs, of the dearest; nothing for one that cannot begin."""
+    cheapest_first = sorted(specs, key=lambda spec: (spec.pull or 0, searches(spec), -spec.byzantine))
+    found = {}
+    for name, spec in {kind(spec): spec for spec in cheapest_first}.items():
+        found[name] = Cost()
+        with suppress(Exception):  # a run that fails says so itself, and the others go on
+            found[name] = measure(spec)
+    return found
+
+
+def seconds(specs: Iterable[Spec], jobs: int = 1, kind: Callable[[Spec], str] = kind) -> float:
+    """Return the seconds that these runs will take, several at a time."""
+    open_runs = list(specs)
+    found = costs(open_runs, kind)
+    return sum(found[kind(spec)].seconds(spec) for spec in open_runs) / jobs

@@ -1,11 +1,11 @@
 """Compute what a run must give: Algorithm 1 in float64, node by node.
 
-Written from docs/reference/definitions.md alone. Every honest node holds one example, so its batches are
-known. Nothing of rpel is used but its random numbers, which are part of what a run promises, and the rule and
-the searching attack by name where a case is not about them.
+Written from the paper and docs/reference/definitions.md alone. Every honest node holds one example, so its
+batches are known. Nothing of rpel is used but its random numbers, which are part of what a run promises;
+rules and attacks are those of `support.definitions`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 import rpel
 from rpel.randomness import draws, sample_without_replacement, stream
+from support.definitions import ATTACKS, Place, Victim, balance, gossip, metropolis
 
 Array = NDArray[Any]
 FEATURES, CLASSES = 4, 3
@@ -76,7 +77,7 @@ class Case:
         usual = {
             "nodes": 12, "byzantine": 3, "pull": 5, "b_hat": 2, "rounds": 3, "lr": 0.7, "momentum": 0.6,
             "seed": 0, "weight_decay": 0.05, "attack": "foe", "method": "rpel", "rule": None, "no_show": 0.0,
-            "silent": False, "local_steps": 1, "attack_params": {},
+            "silent": False, "local_steps": 1,
         }  # fmt: skip
         if key == "b_hat" and self["method"] in ("all-to-all", "nna"):
             return self["byzantine"]
@@ -90,7 +91,7 @@ class Case:
             "nodes byzantine pull b_hat rounds lr momentum seed weight_decay attack method rule no_show "
             "silent"
         )
-        given = {key: self[key] for key in [*keys.split(), "local_steps", "attack_params"]}
+        given = {key: self[key] for key in [*keys.split(), "local_steps"]}
         if given["method"] in ("all-to-all", "nna"):  # they hear everybody
             given |= {"pull": None, "b_hat": None}
         more = {key: value for key, value in self.fields.items() if key not in given}
@@ -155,72 +156,38 @@ class Case:
         bad, honest = self.hostile(t), self.honest(t)
         late = draws(self["seed"], "no_show", t, np.arange(self["nodes"]), 1)[:, 0] < self["no_show"]
         wanted = [j for j in self.wanted(t, honest[i]) if (not self["silent"] if j in bad else not late[j])]
-        received = [half[honest.index(j)] for j in wanted if j not in bad]
-        models, marks = [half[i]], [j in bad for j in wanted]
-        if any(marks):
-            forged = self._forged(t, honest[i], half[i], received, sum(marks))
-            models += [
-                forged if mark else half[honest.index(j)] for j, mark in zip(wanted, marks, strict=True)
-            ]
-        else:
-            models += received
-        return self._aggregated(t, honest[i], np.array(models), wanted, [False, *marks])
+        known = {j: half[honest.index(j)] for j in wanted if j not in bad}
+        weights = None if self.adjacency is None else metropolis(self.adjacency)[honest[i]]
+        rule = self._rule(t, honest[i])
+        if len(known) < len(wanted):
+            among = [honest[i], *known] if weights is not None else [*known] or [honest[i]]
+            victim = Victim(
+                half[i],
+                np.array([{**known, honest[i]: half[i]}[j] for j in among]),
+                len(wanted) - len(known),
+                None if weights is None else weights[among],
+                0.0 if weights is None else sum(weights[j] for j in wanted if j in bad),
+                rule,
+            )
+            known |= dict.fromkeys(bad, ATTACKS[self["attack"]](victim))
+        models = np.array([half[i], *(known[j] for j in wanted)])
+        marks = np.array([False, *(j in bad for j in wanted)])
+        if weights is None or self["method"] == "balance":
+            return rule(models)
+        return gossip(self["method"], models, weights[[honest[i], *wanted]], self["b_hat"], marks)
 
-    def _forged(self, t: int, node: int, own: Array, received: list[Array], count: int) -> Array:
-        seen = [own, *received] if self.adjacency is not None else received or [own]
-        if self["attack"] == "foe":
-            return np.asarray(-2 * np.mean(seen, axis=0))
-        attack = rpel.attack(self["attack"], **self["attack_params"])
-        return np.asarray(
-            attack.forge(np.array(received or [own]), own, byzantine=count, rule=self._rule(t, node))
-        )
-
-    def _rule(self, t: int, node: int) -> Any:
-        """The rule as it runs for one node in one round."""
-        name = {"cs-plus": "cs_plus", "clipped-gossip-oracle": "clipped_gossip_oracle", "balance": "balance"}
-        named = self["rule"] or name.get(self["method"], "nnm+trimmed_mean")
-        made = rpel.rule(named) if named == "mean" else rpel.rule(named, f=self["b_hat"])
-        return made.at(round=t, rounds=self["rounds"], seed=self["seed"], ids=np.array([node]))
-
-    def _aggregated(self, t: int, node: int, models: Array, wanted: list[int], marks: list[bool]) -> Array:
-        if self["method"] == "el-local" or self["rule"] == "mean":
-            return np.asarray(models.mean(axis=0))
-        if self["method"] == "balance":
-            return balanced(models, t / self["rounds"])
-        if self.adjacency is None:
-            # hostile ones may be in as many buckets of two
-            each = 4 if "bucketing" in (self["rule"] or "") else 2
-            enough = len(models) > each * self["b_hat"]
-            return np.asarray(self._rule(t, node)(models)) if enough else models[0]
-        weights = metropolis(self.adjacency)[node, [node, *wanted]]
-        if self["method"] == "clipped-gossip-oracle":
-            return clipped(models, weights, marks)
-        return np.asarray(self._rule(t, node)(models, weights=weights))
-
-
-def metropolis(adjacency: Array) -> Array:
-    """W_ij = 1/(1 + max(deg_i, deg_j)), W_ii what is missing to 1."""
-    degree = adjacency.sum(axis=1)
-    w = adjacency / (1 + np.maximum(degree[:, None], degree))
-    return np.asarray(w + np.diag(1 - w.sum(axis=1)))
-
-
-def clipped(models: Array, weights: Array, marks: Sequence[bool]) -> Array:
-    """ClippedGossip, told who is hostile: τ² = (1/δ) Σ_honest W_j‖d_j‖², δ the hostile weight; δ = 0:
-    plain gossip."""
-    apart, bad = models - models[0], np.array(marks)
-    length = np.sqrt(np.square(apart).sum(axis=1))
-    delta = weights[bad].sum()
-    tau = np.sqrt((weights * length**2)[~bad].sum() / delta) if delta else np.inf
-    scale = np.minimum(1, tau / np.maximum(length, 1e-300))
-    return np.asarray(models[0] + ((weights * scale)[:, None] * apart).sum(axis=0))
-
-
-def balanced(models: Array, share: float) -> Array:
-    """BALANCE: those within .3·exp(−t/T)·‖own‖, averaged, and that with one's own; nobody near: one's own."""
-    length = np.sqrt(np.square(models[1:] - models[0]).sum(axis=1))
-    near = models[1:][length <= 0.3 * np.exp(-share) * np.sqrt(np.square(models[0]).sum())]
-    return np.asarray((models[0] + near.mean(axis=0)) / 2 if len(near) else models[0])
+    def _rule(self, t: int, node: int) -> Callable[[Array], Array]:
+        """The rule for one node in one round; it keeps the half-step where too few models came."""
+        method, b_hat = self["method"], self["b_hat"]
+        if method == "balance":
+            return lambda x: balance(x, t / self["rounds"])
+        usual = {"nna": "monna", "el-local": "mean"}.get(method, "nnm+trimmed_mean")
+        name = self["rule"] or usual
+        least = 0 if name == "mean" else 4 * b_hat + 3 if name == "bulyan" else 2 * b_hat + 1
+        if name.startswith("bucketing"):
+            least = 4 * b_hat + 1  # a hostile model spoils a bucket of two
+        rule = Place(self["seed"], t, node).rule(name, b_hat)
+        return lambda x: rule(x) if len(x) >= least else x[0]
 
 
 def _ints(values: Any) -> list[int]:

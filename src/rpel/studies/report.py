@@ -350,7 +350,8 @@ def table_of(groups: Sequence[Runs]) -> "DataFrame":
             row[name] = f"{mean:.4f}" + (f" ({low:.4f} to {high:.4f})" if len(group) > 1 else "")
         rows.append(row)
     table = pandas.DataFrame(rows)
-    always = ["setting", "data", "mean", "worst node"]
+    measured = any(group.runs[0].measure != "accuracy" for group in groups)
+    always = ["setting", "data", *["measure"] * measured, "mean", "worst node"]
     return table[[name for name in table if name in always or table[name].nunique() > 1]]
 
 
@@ -562,7 +563,12 @@ def _curves(chart: Chart) -> Markup:
     pictures = [picture(chart.draw(metric), f"{chart.title}: {metric} against rounds") for metric in METRICS]
     more = Markup("<details><summary>loss and consensus</summary>{}{}</details>").format(*pictures[1:])
     article = Markup('<article class="chart">{}<p class="caption">{}</p>{}</article>')
-    return article.format(pictures[0], chart.common, more)
+    run = chart.settings[0].runs[0]
+    lines = "; ".join(
+        f"{line}: the {words}" for line, words in zip(("solid", "dashed"), plots.ends(run)[1], strict=True)
+    )
+    caption = f"{plots.measured(run)}, {lines}; {chart.common}"
+    return article.format(pictures[0], caption, more)
 
 
 def _settings(groups: Sequence[Runs]) -> list[dict[str, Markup]]:

@@ -14,13 +14,13 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rpel.attacks import ATTACKS
-from rpel.processes import free_memory
+from rpel.processes import Children, free_memory
 from rpel.rules import PreAggregation, rule
 from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
 from rpel.simulation import workers as launch
 from rpel.simulation.api import simulate
-from rpel.simulation.communicator import Group
+from rpel.simulation.communicator import Group, divided
 from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.loop import train
@@ -146,7 +146,7 @@ def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(
 def test_shards_are_whole_units_and_cover_all_rows() -> None:
     for size in (1, 2, 3, 7):
         for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13), (400, 3)):
-            shards = Group(0, size).shards(rows, unit)
+            shards = divided(rows, unit, size)
             pieces = [piece for shard in Group(0, size).pieces(shards, unit) for piece in shard]
             for parts in (shards, pieces):
                 assert [i for part in parts for i in range(rows)[part]] == list(range(rows))
@@ -212,7 +212,7 @@ def test_table_larger_than_memory_is_refused_with_its_size(tmp_path: Path) -> No
 
 
 def test_more_workers_than_nodes_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "call", lambda *_, **__: pytest.fail("a worker was started"))
+    monkeypatch.setattr(Children, "call", lambda *_, **__: pytest.fail("a worker was started"))
     with pytest.raises(ValueError, match=r"workers 100.* 13"):
         simulate(nodes=16, byzantine=3, workers=100, out=None)
 

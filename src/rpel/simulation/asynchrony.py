@@ -33,7 +33,7 @@ from rpel.algorithm import Info, Outer, State
 from rpel.backend.arrays import empty, is_tensor, put, take
 from rpel.learning import Aggregation
 from rpel.randomness import Purpose, draws
-from rpel.simulation.communicator import Communicator, Shards
+from rpel.simulation.communicator import Group, Shards
 from rpel.simulation.network import SimulatedNetwork, victim_by_victim
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received
 
@@ -263,7 +263,7 @@ class AsynchronousRounds:
     network: SimulatedNetwork
     rule: Aggregation
     outer: Outer | None
-    workers: Communicator
+    workers: Group
     shards: Shards
     mine: slice
 

@@ -23,7 +23,7 @@ from rpel.learning import MomentumSGD
 from rpel.optimizers import TorchSteps, factory
 from rpel.processes import free_memory
 from rpel.simulation.asynchrony import of_round
-from rpel.simulation.communicator import Communicator, Shards
+from rpel.simulation.communicator import Group, Shards
 from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import Resolved
 from rpel.simulation.network import victim_by_victim
@@ -233,7 +233,7 @@ class Published:
 
     local: "MomentumSGD | TorchSteps"
     half: Models
-    workers: Communicator
+    workers: Group
     pieces: list[Shards]
     mine: slice
 

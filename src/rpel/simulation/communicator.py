@@ -1,7 +1,7 @@
 """What the processes that share one simulation say to each other: nothing (alone), or by torch.distributed.
 
 Every worker holds a shard of the honest nodes as its cohort and does the same with it; here is all that they
-exchange meanwhile. One process is alone, to which all of this is nothing.
+exchange meanwhile. One process has all nodes, and exchanges nothing.
 
 Invariants:
 - shards are whole units of local work, counted from row 0, and each victim is aggregated whole by one worker;
@@ -35,30 +35,27 @@ Shards = list[slice]
 """The rows of every worker."""
 
 
-class Alone:
-    """One process that has all nodes.
+class Group:
+    """The workers of torch.distributed's group, as one of them sees it; of size 1 it is nothing."""
 
-    ``here`` workers are on this machine; ``received`` counts the bytes of arrays that came from others.
-    """
-
-    rank, size, here, received = 0, 1, 1, 0
+    def __init__(self, rank: int = 0, size: int = 1, here: int = 1) -> None:
+        """here: how many of them are on this machine."""
+        self.rank, self.size, self.here = rank, size, here
+        self.received = 0
+        """Bytes of arrays that came from others."""
 
     @property
     def local_rank(self) -> int:
         """This worker's number among those on this machine, for who has a device of its own."""
         return int(os.environ.get("LOCAL_RANK", self.rank))
 
-    def shards(self, rows: int, unit: int) -> Shards:
-        """Contiguous, whole units but for the last, as equal as that allows.
-
-        >>> Alone().shards(10, unit=2)
-        [slice(0, 10, None)]
-        """
-        return divided(rows, unit, self.size)
-
     def pieces(self, shards: Shards, unit: int) -> list[Shards]:
-        """Every shard cut into whole units, to be sent one piece after the other."""
-        return [list(shards)]
+        """Every shard cut into whole units, to be sent one piece after the other.
+
+        >>> Group(size=2).pieces([slice(0, 64), slice(64, 100)], unit=2)
+        [[slice(0, 32, None), slice(32, 64, None)], [slice(64, 100, None)]]
+        """
+        return [shards] if self.size == 1 else [_cut(shard, unit) for shard in shards]
 
     # --- rows ---
 
@@ -68,74 +65,14 @@ class Alone:
 
         pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent
         while the next is made.
-        """
-        yield lambda piece: None
-
-    def collect(self, mine: NDArray[Any], shards: Shards, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Everybody's rows at worker 0, in ``out`` if given; the others have their own."""
-        return mine
-
-    def scatter(self, whole: NDArray[Any] | None, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
-        """This worker's rows of what worker 0 has; ``mine`` has their shape and kind."""
-        assert whole is not None
-        return whole
-
-    def rows(self, mine: Any, shards: Shards) -> Any:
-        """This worker's rows, an array or a tensor, joined by those of all others: (h, …)."""
-        return mine
-
-    # --- sums ---
-
-    def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Add every worker's rows to total (d,), in the order of workers; add(columns)
-        adds this worker's there.
-
-        The last worker has the result.
-        """
-        add(slice(0, len(total)))
-
-    def tell_last(self, array: NDArray[Any]) -> None:
-        """The last worker's array, to all."""
-
-    # --- words ---
-
-    def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What every worker finds. Where one refuses, all do:
-        ValueError with the sentence of the first that did."""
-        return [work()]
-
-    def told(self, word: Any = None) -> Any:
-        """Worker 0's word, to all."""
-        return word
-
-
-ALONE = Alone()
-Communicator = Alone
-"""What a simulation is given: all that a group does, one process does for itself."""
-
-
-class Group(Alone):
-    """The workers of torch.distributed's group, as one of them sees it."""
-
-    def __init__(self, rank: int = 0, size: int = 1, here: int = 1) -> None:
-        self.rank, self.size, self.here, self.received = rank, size, here, 0
-
-    def pieces(self, shards: Shards, unit: int) -> list[Shards]:
-        """Every shard cut into whole units, to be sent one piece after the other.
-
-        >>> Group(size=2).pieces([slice(0, 64), slice(64, 100)], unit=2)
-        [[slice(0, 32, None), slice(32, 64, None)], [slice(64, 100, None)]]
-        """
-        return [_cut(shard, unit) for shard in shards]
-
-    @contextmanager
-    def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
-        """Everybody's rows to everybody.
 
         Receiving is asked for first: gloo is half as fast where data come before anybody waits for them. A
         backend that runs what it is asked in order (NCCL) would wait for ever,
         so there a piece's receives go with its sends.
         """
+        if self.size == 1:
+            yield lambda piece: None
+            return
         others = [(self.rank + k) % self.size for k in range(1, self.size)]
         coming = [[(rank, _bytes(array[piece])) for piece in pieces[rank]] for rank in others]
         ahead = not by_nccl(_bytes(array))
@@ -185,20 +122,23 @@ class Group(Alone):
 
     def collect(self, mine: NDArray[Any], shards: Shards, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Everybody's rows at worker 0, in ``out`` if given; the others have their own."""
+        if self.size == 1:
+            return mine
         if self.rank:
             moving = self._moved([(0, _bytes(np.ascontiguousarray(mine)))], [])
         else:
             out = np.empty((shards[-1].stop, *mine.shape[1:]), mine.dtype) if out is None else out
             out[shards[0]] = mine
-            moving = self._moved(
-                [], [(rank, _bytes(out[shard])) for rank, shard in enumerate(shards) if rank]
-            )
+            parts = [(rank, _bytes(out[shard])) for rank, shard in enumerate(shards) if rank]
+            moving = self._moved([], parts)
         for one in moving:
             one.wait()
         return mine if out is None else out
 
     def scatter(self, whole: NDArray[Any] | None, mine: NDArray[Any], shards: Shards) -> NDArray[Any]:
         """This worker's rows of what worker 0 has; ``mine`` has their shape and kind."""
+        if self.size == 1 and whole is not None:
+            return whole
         if whole is not None:
             whole = np.ascontiguousarray(whole, mine.dtype)
             parts = [(rank, _bytes(whole[shard])) for rank, shard in enumerate(shards) if rank]
@@ -212,6 +152,8 @@ class Group(Alone):
 
     def rows(self, mine: Any, shards: Shards) -> Any:
         """This worker's rows, joined by those of all others: (h, …)."""
+        if self.size == 1:
+            return mine
         shape = (shards[-1].stop, *mine.shape[1:])
         whole: Any = mine.new_empty(shape) if isinstance(mine, Tensor) else np.empty(shape, mine.dtype)
         whole[shards[self.rank]] = mine
@@ -220,8 +162,15 @@ class Group(Alone):
         return whole
 
     def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Columns go from worker to worker in pieces: while one adds the next piece,
-        the next one adds this piece."""
+        """Add every worker's rows to total (d,), in the order of workers; add(columns) adds this worker's
+        there. The last worker has the result.
+
+        Columns go from worker to worker in pieces: while one adds the next piece, the next one adds this
+        piece.
+        """
+        if self.size == 1:
+            add(slice(0, len(total)))
+            return
         edges, sent = [len(total) * p // _PIECES for p in range(_PIECES + 1)], list[Any]()
         for left, right in pairwise(edges):
             if left == right:
@@ -238,6 +187,8 @@ class Group(Alone):
 
     def tell_last(self, array: NDArray[Any]) -> None:
         """The last worker's array, to all."""
+        if self.size == 1:
+            return
         last, part = self.size - 1, _bytes(array)
         buffer = self._leaving(array) if self.rank == last else self.staged(part)
         dist.broadcast(buffer, src=last)
@@ -246,7 +197,9 @@ class Group(Alone):
             part.copy_(buffer)
 
     def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What every worker finds, or the refusal of the first that refuses."""
+        """What every worker finds. Where one refuses, all do: ValueError with the sentence of the first."""
+        if self.size == 1:
+            return [work()]
         found, refused = None, None
         try:
             found = work()
@@ -263,7 +216,8 @@ class Group(Alone):
     def told(self, word: Any = None) -> Any:
         """Worker 0's word, to all."""
         words = [word]
-        dist.broadcast_object_list(words, src=0)
+        if self.size > 1:
+            dist.broadcast_object_list(words, src=0)
         return words[0]
 
 
@@ -284,6 +238,10 @@ def _cut(shard: slice, unit: int) -> Shards:
     count = max(1, min(_SENT, units // _WORTH))
     edges = [min(shard.stop, shard.start + units * p // count * unit) for p in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]
+
+
+ALONE = Group()
+"""One process that has all nodes."""
 
 
 class _Landing:

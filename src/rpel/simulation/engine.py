@@ -31,7 +31,7 @@ from rpel.simulation.build import (
     check_memory,
     warn_of_idle_workers,
 )
-from rpel.simulation.communicator import ALONE, Communicator
+from rpel.simulation.communicator import ALONE, Group, divided
 from rpel.simulation.evaluate import (
     GRADIENT_EXAMPLES,
     GRADIENT_NODES,
@@ -59,7 +59,7 @@ class Engine:
         self,
         run: Resolved,
         task: Objective,
-        workers: Communicator = ALONE,
+        workers: Group = ALONE,
         arrays: Backend | None = None,
         change: Callable[[Problem], Problem] | None = None,
         optimizer: Any = None,
@@ -83,7 +83,7 @@ class Engine:
         self.unit = task.nodes_per_call
         if task.any_grouping:
             self.unit = min(self.unit, -(-h // workers.size))
-        self.shards = workers.shards(h, self.unit)
+        self.shards = divided(h, self.unit, workers.size)
         self.mine = self.shards[workers.rank]
         self.rows: Integers = np.arange(h)[self.mine]
         if workers.rank == 0:
@@ -121,7 +121,7 @@ class Engine:
             rule.prepare(1 + self.messages // spec.nodes, task.d, self.state.x.dtype, victims=h * spec.rounds)
 
     @classmethod
-    def of(cls, run: Resolved, inputs: Gathered, workers: Communicator = ALONE) -> Self:
+    def of(cls, run: Resolved, inputs: Gathered, workers: Group = ALONE) -> Self:
         """Build the engine of a run from its data, on the device of this worker."""
         arrays = build_backend(run.spec, workers.local_rank)
         task = build_task(run, inputs, arrays)

@@ -16,7 +16,7 @@ from rpel.backend.arrays import namespace, wide_dtype, zeros
 from rpel.backend.base import Backend, backend
 from rpel.runs.columns import COLUMNS, METRIC, Row
 from rpel.runs.journal import number
-from rpel.simulation.communicator import ALONE, Communicator
+from rpel.simulation.communicator import ALONE, Group
 from rpel.tasks import Objective
 from rpel.types import Floats, Models, RoundInfo
 
@@ -72,7 +72,7 @@ def gradient_norms(
 
 
 def spread(
-    x: Models, workers: Communicator = ALONE, nodes: int | None = None, arrays: Backend | None = None
+    x: Models, workers: Group = ALONE, nodes: int | None = None, arrays: Backend | None = None
 ) -> tuple[Floats, float]:
     """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h,
     of all.

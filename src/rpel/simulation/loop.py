@@ -137,7 +137,7 @@ def train(
                     checkpoints.save()
                     raise
                 # Step 2: how far the nodes are apart, whom they met, who diverged.
-                measured = engine.measure(contraction=evaluated)
+                measured = engine.measure(evaluated)
             # Step 3: accuracy and loss of every honest node, in the last round on all test examples.
             shown, before = None, time.perf_counter()
             if last:

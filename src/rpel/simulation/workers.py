@@ -9,18 +9,17 @@ Workers are started here (``workers`` of a Spec) or placed by torchrun and its l
 from their own command line. What one worker refuses, all refuse, with the same sentence.
 """
 
-import ipaddress
-import logging
+import fcntl
 import os
 import platform
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +27,20 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from rpel.algorithm import State
 from rpel.backend.devices import local_device, missing, sharing
 from rpel.backend.one_thread import one_torch_thread
 from rpel.backend.pool import set_threads, threads
 from rpel.errors import BudgetSpentError
-from rpel.processes import Child, Stop, call
+from rpel.processes import Child, Children, Stop
 from rpel.record import parse_seeds
 from rpel.runs.certificate import versions
 from rpel.runs.folder import is_by_row
-from rpel.simulation.communicator import ALONE, Communicator, Group
+from rpel.simulation.communicator import ALONE, Group
 from rpel.simulation.engine import Engine
-from rpel.simulation.evaluate import Evaluation
 from rpel.simulation.inputs import Gathered, Inputs, available, gather, loader
 from rpel.simulation.methods import Resolved, resolve
 from rpel.spec import Spec, spec_hash
-from rpel.types import Integers, Models, RoundInfo
 
-log = logging.getLogger("rpel")
 _STORE = "RPEL_WORKERS"
 """In a worker that another one started: the file by which they find each other, how many, which one."""
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -54,9 +49,11 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 """Where gloo listens."""
 _JOINING, _PATIENCE = timedelta(seconds=90), timedelta(minutes=30)
 """How long to wait for a worker to come, and for one that came to finish what all wait for."""
-_GRACE = 30.0
+_SIOCGIFADDR = 0x8915
 NCCL = "cpu:gloo,cuda:nccl"
 END = "end"
+CALLS = {"step", "measure", "evaluate", "models", "local_states"}
+"""Methods of an engine that its workers call together; arrays and load are below."""
 
 _stores: Any = dist
 """Documented there, and not marked as exported."""
@@ -92,7 +89,7 @@ class SharedEngine:
         self.busy = True
         self.group.told((name, arguments))
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         """Call a method of every engine; the result of this one."""
         self.say(name, *arguments)
         try:
@@ -104,33 +101,8 @@ class SharedEngine:
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """What all workers know alike: state, honest, messages, bytes, budget, …"""
-        return getattr(self.own, name)
-
-    @property
-    def state(self) -> State:
-        """The state of this worker's shard."""
-        state: State = self.own.state
-        return state
-
-    def step(self) -> None:
-        self._call("step")
-
-    def measure(self, contraction: bool = False) -> RoundInfo:
-        info: RoundInfo = self._call("measure", contraction)
-        return info
-
-    def evaluate(self, subset: Integers | None) -> Evaluation:
-        shown: Evaluation = self._call("evaluate", subset)
-        return shown
-
-    def models(self) -> Models:
-        whole: Models = self._call("models")
-        return whole
-
-    def local_states(self) -> Models:
-        whole: Models = self._call("local_states")
-        return whole
+        """A method that all have to call, or what all know alike: honest, messages, bytes, budget, …"""
+        return partial(self.call, name) if name in CALLS else getattr(self.own, name)
 
     def arrays(self) -> dict[str, Any]:
         return {key: Collected(self, key) for key in self.own.keys}
@@ -148,7 +120,7 @@ class Collected:
         self.engine, self.key = engine, key
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        whole: NDArray[Any] = self.engine._call("array", self.key)
+        whole: NDArray[Any] = self.engine.call("array", self.key)
         return whole
 
 
@@ -177,7 +149,7 @@ def serve(group: Group, spec: Spec) -> int:
 
 @contextmanager
 def _built(
-    group: Communicator, spec: Spec, run: Resolved | None = None, inputs: Gathered | None = None
+    group: Group, spec: Spec, run: Resolved | None = None, inputs: Gathered | None = None
 ) -> Iterator[Engine]:
     """This worker's engine, if all workers can build theirs and would run the same.
 
@@ -191,7 +163,7 @@ def _built(
         made.append((resolved, inputs or gather(resolved, Inputs(), load)))
         return _identity(*made[0])
 
-    _check_equal(group.each(prepare), group.rank)
+    _check_equal(group.each(prepare))
     (run, inputs), engines = made[0], list[Engine]()
     with ExitStack() as stack:
         stack.enter_context(pinned(run.spec.threads or max(1, threads() // group.here)))
@@ -205,26 +177,24 @@ def _identity(run: Resolved, inputs: Gathered) -> tuple[Any, ...]:
     """What has to be equal on all workers, and where this one is."""
     digest = spec_hash(run.spec, inputs.dataset.checksums, inputs.digests)
     name = f"{run.spec.name}-{digest} by code {inputs.versions['code'][:8]}"
-    return name, versions(), _processor(), platform.node()
+    return name, versions(), platform.node()
 
 
-def _check_equal(found: list[Any], rank: int) -> None:
+def _check_equal(found: list[Any]) -> None:
     """ValueError if a worker would run something else than worker 0, or with other versions."""
-    first, ours, processor, _ = found[0]
-    for other, (name, theirs, its, host) in enumerate(found):
+    first, ours, _ = found[0]
+    for rank, (name, theirs, host) in enumerate(found):
         if theirs != ours:
             key = next(key for key in theirs if key != "code" and theirs[key] != ours[key])
             raise ValueError(
-                f"worker {other} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
+                f"worker {rank} on {host} has {key} {theirs[key]} and worker 0 has {ours[key]}: "
                 "install the same everywhere"
             )
         if name != first:
             raise ValueError(
-                f"worker {other} on {host} would run {name} and worker 0 {first}: "
+                f"worker {rank} on {host} would run {name} and worker 0 {first}: "
                 "give all of them the same specification and the same data"
             )
-        if its != processor and rank == 0:
-            log.warning("worker %d has another processor (%s): the last bits may differ", other, its)
 
 
 @contextmanager
@@ -239,14 +209,6 @@ def pinned(count: int | None) -> Iterator[int]:
     finally:
         set_threads(before)
         torch.set_num_threads(torch_before)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 # --- who they are -------------------------------------------------------------------------------------------
@@ -312,17 +274,19 @@ def placed() -> bool:
 def joined(spec: Spec) -> Iterator[Group]:
     """The group of this run's workers: the one this process was placed in, or P − 1 others started here."""
     _check_number(spec)
-    with tempfile.TemporaryDirectory(prefix="rpel-workers-") as place, _restored(_INTERFACE):
-        children: Processes = []
+    with (
+        tempfile.TemporaryDirectory(prefix="rpel-workers-") as place,
+        _restored(_INTERFACE),
+        Children(Stop()) as children,
+    ):
+        store, rank, size = _meeting(Path(place), spec, children)
+        _await_all(store, rank, size, children.all)
+        alone = isinstance(store, _stores.FileStore)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", size if alone else 1))
+        moved_by = _agreed(store, rank, size, carrier(spec.device, here))
         try:
-            store, rank, size = _meeting(Path(place), spec, children)
-            _await_all(store, rank, size, children)
-            here = int(
-                os.environ.get("LOCAL_WORLD_SIZE", size if isinstance(store, _stores.FileStore) else 1)
-            )
-            moved_by = _agreed(store, rank, size, carrier(spec.device, here))
             # gloo has been seen to lose a connection while it is made: not for long, then
-            with _watched(children):
+            with _watched(children.all):
                 dist.init_process_group(moved_by, store=store, rank=rank, world_size=size, timeout=_JOINING)
                 world = dist.group.WORLD
                 assert world is not None
@@ -331,15 +295,9 @@ def joined(spec: Spec) -> Iterator[Group]:
                 if moved_by == NCCL:  # its first call has to be one that all take part in
                     dist.all_reduce(torch.zeros(1, device=local_device(spec.device, group.local_rank)))
                 yield group
-        except BaseException:
-            for child in children:
-                child.terminate()
-            raise
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            for child in children:
-                _end(child)
 
 
 def carrier(device: str, here: int) -> str:
@@ -383,7 +341,7 @@ def _restored(key: str) -> Iterator[None]:
 # --- where they meet ----------------------------------------------------------------------------------------
 
 
-def _meeting(place: Path, spec: Spec, children: Processes) -> tuple[Any, int, int]:
+def _meeting(place: Path, spec: Spec, children: Children) -> tuple[Any, int, int]:
     """Where the workers find each other, which one this is, and how many there are."""
     if _STORE in os.environ:
         name, size, rank = os.environ[_STORE].rsplit(",", 2)
@@ -392,8 +350,19 @@ def _meeting(place: Path, spec: Spec, children: Processes) -> tuple[Any, int, in
     if all(key in os.environ for key in _ENVIRONMENT):
         return _at_address(*(os.environ[key] for key in _ENVIRONMENT))
     _use_interface("127.0.0.1")
-    children.extend(_started(spec, place))
+    for number in range(1, spec.workers):
+        folder = place / str(number)
+        folder.mkdir()
+        where = f"{place / 'store'},{spec.workers},{number}"
+        children.call(f"worker {number}", _serve, spec, where, folder=folder)
     return _stores.FileStore(str(place / "store"), spec.workers), 0, spec.workers
+
+
+def _serve(spec: Spec, where: str) -> None:
+    """Run in a worker that is started here."""
+    os.environ[_STORE] = where
+    with Workers(spec):
+        raise AssertionError("a worker ends before")
 
 
 def _at_address(rank: str, size: str, address: str, port: str) -> tuple[Any, int, int]:
@@ -452,61 +421,24 @@ def _line(error: BaseException) -> str:
 
 def _use_interface(address: str) -> None:
     """Have gloo listen on the interface from which that address is reached, and on no other."""
-    if _INTERFACE in os.environ:
-        return
-    if address in ("127.0.0.1", "localhost", "::1"):
-        os.environ[_INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
-    elif (name := _interface(address)) is not None:
+    if _INTERFACE not in os.environ and (name := _interface(address)) is not None:
         os.environ[_INTERFACE] = name
 
 
 def _interface(address: str) -> str | None:
-    """The interface from which an address is reached, by the routes of this machine;
-    None where that is not known."""
-    try:
-        wanted = int(ipaddress.IPv4Address(socket.gethostbyname(address)))
-        lines = Path("/proc/net/route").read_text("utf-8").splitlines()[1:]
-    except (OSError, ValueError):
-        return None  # not Linux, or not IPv4: gloo takes the host's own address
-    found = [line.split() for line in lines]
-    routes = [
-        (_number(route[7]), route[0]) for route in found if wanted & _number(route[7]) == _number(route[1])
-    ]
-    return max(routes, default=(0, None))[1]
-
-
-def _number(text: str) -> int:
-    """An address as /proc/net/route writes it: hexadecimal, in the machine's order of bytes."""
-    return int.from_bytes(int(text, 16).to_bytes(4, sys.byteorder), "big")
-
-
-# --- workers that are started here --------------------------------------------------------------------------
-
-
-def _started(spec: Spec, place: Path) -> Processes:
-    """Workers 1 to P − 1, on this machine."""
-    children = []
-    for rank in range(1, spec.workers):
-        out, err = (place / f"{rank}.{name}" for name in ("stdout", "stderr"))
-        more = {_STORE: f"{place / 'store'},{spec.workers},{rank}"}
-        children.append(call(_worker, spec, stdout=out, stderr=err, environment=more, name=f"worker {rank}"))
-    return children
-
-
-def _worker(spec: Spec) -> None:
-    with Workers(spec):
-        raise AssertionError("a worker ends before")
+    """The interface whose own address reaches this one; None where that is not known."""
+    if sys.platform != "linux":
+        return "lo0" if address == "127.0.0.1" else None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((address, 9))  # of a datagram: nothing is sent
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # one without an address
+                if fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(256, b"\0"))[20:24] == own:
+                    return name
+    return None
 
 
 def _last(child: Child) -> str:
     """The status of a worker that ended and the last line it said."""
     return f"status {child.returncode} {child.last_lines.rpartition(chr(10))[2]}".strip()
-
-
-def _end(child: Child) -> None:
-    """It leaves when it is told to, or when its connections are gone."""
-    try:
-        child.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

@@ -89,7 +89,7 @@ def test_two_members_run_as_nobody_on_a_tree_that_cannot_be_written(open_folder:
     for member in ("member-1", "member-2"):
         state = folder / member / "state"
         assert (state / "model.safetensors").stat().st_uid == 65534
-        assert len((state / "rounds.jsonl").read_text().splitlines()) >= 1
+        assert len((state / "audit.jsonl").read_text().splitlines()) >= 1
 
 
 def found(folder: Path) -> None:

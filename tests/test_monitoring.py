@@ -3,7 +3,6 @@ on what they are for. Without Prometheus the names and labels in the expressions
 page."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -66,7 +65,7 @@ def test_alert_and_dashboard_expressions_match_exported_metrics(
     scraped: dict[str, list[dict[str, str]]], where: str, expression: str
 ) -> None:
     asked = _METRIC.findall(expression)
-    assert asked
+    assert asked or where == "PeerDown"  # that one is about Prometheus's own series
     for name, matchers in asked:
         assert name in scraped, f"{where}: there is no {name}"
         for label, how, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers):
@@ -170,27 +169,6 @@ def test_alerts_fire_on_what_they_are_for_and_not_on_a_peer_that_is_well() -> No
         assert done.returncode == 0, done.stdout + done.stderr
     tested = re.findall(r"alertname: (\w+)", (DEPLOY / "rpel-alerts-test.yml").read_text())
     assert sorted(tested) == sorted(2 * re.findall(r"- alert: (\w+)", ALERTS))
-
-
-def test_logrotate_turns_the_log_and_has_nothing_to_say(tmp_path: Path) -> None:
-    logrotate = shutil.which("logrotate") or shutil.which("logrotate", path="/usr/sbin")
-    if logrotate is None or os.getuid():
-        pytest.skip("needs logrotate and root")
-    folder, settings = tmp_path / "state", tmp_path / "rpel-peer"
-    folder.mkdir(mode=0o700)
-    (folder / "rounds.jsonl").write_text("{}\n")
-    text = (DEPLOY / "rpel-peer.logrotate").read_text().replace("/var/lib/rpel", str(tmp_path))
-    settings.write_text(text.replace("rpel rpel", "root root"))
-    settings.chmod(0o644)
-    turned = [logrotate, "--force", "--verbose", "--state", str(tmp_path / "status"), str(settings)]
-    done = subprocess.run(turned, capture_output=True, text=True)
-    assert (done.returncode, "overrides" in done.stderr, "error" in done.stderr) == (0, False, False), (
-        done.stderr
-    )
-    assert {path.name: path.stat().st_size for path in folder.iterdir()} == {
-        "rounds.jsonl": 0,
-        "rounds.jsonl.1": 3,
-    }
 
 
 def test_unit_is_clean_for_systemd(tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ def test_training_peers_write_verifiable_audit_logs(tmp_path: Path) -> None:
     for log in logs:
         assert 3 in log
         for t, line in log.items():
-            served = {f"peer-{i}": other[t]["own"] for i, other in enumerate(logs) if t in other}
+            served = {f"peer-{i}": other[t]["digest"] for i, other in enumerate(logs) if t in other}
             assert all(served[peer] == digest for peer, digest in line["aggregated"].items())
             assert len(line["aggregated"]) >= (2 if line["outcome"] == "aggregated" else 0)
     assert not (files.configs[0].state_dir / "evidence").exists()

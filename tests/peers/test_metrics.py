@@ -16,7 +16,7 @@ import pytest
 
 from rpel.peer.core.protocol import Report
 from rpel.peer.io.metrics import Metrics, Pages
-from rpel.peer.state.journal import Repeats, RoundLog, line
+from rpel.peer.state.journal import Repeats, RoundLog, round_line
 from rpel.types import Measured
 
 NAMES = ("ada", "bob", "cyd")
@@ -115,15 +115,15 @@ def test_summary_counts_outcomes_and_pulls_since_the_start() -> None:
 
 def test_round_log_line_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     log = RoundLog(tmp_path / "rounds.jsonl")
-    log.write(line(a_report(3), NAMES, "d1", now=1.5))
-    log.write(line(a_report(4), NAMES, "d2", now=2.5))
+    log.write(json.dumps(round_line(a_report(3), NAMES, "d1", now=1.5)))
+    log.write(json.dumps(round_line(a_report(4), NAMES, "d2", now=2.5)))
     first, second = (json.loads(text) for text in (tmp_path / "rounds.jsonl").read_text().splitlines())
     assert list(first) == [
         "time", "round", "outcome", "asked", "received", "trim", "results", "digest", "seconds", "frozen",
         "model_age",
     ]  # fmt: skip
     assert first["results"] == {"bob": "ok", "cyd": "late"}
-    assert json.loads(line(a_report(5, degraded=3), NAMES, "d3", now=3.5))["model_age"] == 3
+    assert round_line(a_report(5, degraded=3), NAMES, "d3", now=3.5)["model_age"] == 3
     assert (first["time"], second["round"]) == ("1970-01-01T00:00:01.500+00:00", 4)
 
 

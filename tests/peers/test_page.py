@@ -74,7 +74,9 @@ def test_peer_page_of_a_running_network_in_a_browser(tmp_path: Path) -> None:
     assert all(
         (row["accuracy"], row["loss"]) == (1 - 1 / (1 + row["round"]), 1 / row["round"]) for row in log
     )
-    assert [p.round for p in history(net.configs[0].log)] == [row["round"] for row in log]
+    assert [p.round for p in history(net.configs[0].state_dir / "audit.jsonl")] == [
+        row["round"] for row in log
+    ]
 
 
 def test_curve_of_one_or_equal_values_is_drawn() -> None:

@@ -66,7 +66,6 @@ def test_longer_period_gives_readers_more_time_for_a_body(
             assert len(response.read()) > 4 * d
 
 
-@pytest.mark.xfail(strict=True, reason="a member that leaves ends with status 3 [issue 50]")
 def test_member_that_leaves_as_agreed_ends_with_status_0(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,6 @@ DEPLOY = ROOT / "deploy"
 
 
 @pytest.mark.integration
-@pytest.mark.xfail(strict=True, reason="the service manager is told nothing [issue 50]")
 def test_service_manager_is_told_that_the_peer_is_ready_and_alive(tmp_path: Path) -> None:
     with (
         ProcessNetwork(tmp_path, alone()) as net,
@@ -39,19 +38,16 @@ def test_service_manager_is_told_that_the_peer_is_ready_and_alive(tmp_path: Path
     assert "WATCHDOG=1" in messages
 
 
-@pytest.mark.xfail(strict=True, reason="the unit is of Type=exec, without a watchdog [issue 50]")
 def test_unit_waits_for_readiness_and_has_a_watchdog() -> None:
     unit = (DEPLOY / "rpel-peer.service").read_text()
     assert re.search(r"^Type=notify$", unit, re.MULTILINE)
     assert re.search(r"^WatchdogSec=\d", unit, re.MULTILINE)
 
 
-@pytest.mark.xfail(strict=True, reason="no rule compares up with 0 [issue 50]")
 def test_alert_fires_for_a_peer_that_is_down_altogether() -> None:
     assert re.search(r"\bup\b(\{[^}]*\})? *== *0|\babsent\(", (DEPLOY / "rpel-alerts.yml").read_text())
 
 
-@pytest.mark.xfail(strict=True, reason="an alert and the dashboard speak of convicted members [issue 50]")
 def test_no_alert_and_no_dashboard_speaks_of_convicted_members() -> None:
     for path in DEPLOY.iterdir():
         assert "convicted" not in path.read_text().lower(), path.name
@@ -81,7 +77,6 @@ def test_metrics_show_which_member_is_far_from_the_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
-@pytest.mark.xfail(strict=True, reason="only the last two models are kept [issue 50]")
 def test_export_best_gives_the_model_of_the_best_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

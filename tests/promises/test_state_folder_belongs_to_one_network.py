@@ -11,7 +11,6 @@ from support.process_network import ProcessNetwork, alone
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.xfail(strict=True, reason="B8: the folder is not bound to its network [issue 50]")
 def test_state_of_another_network_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
@@ -28,7 +27,6 @@ def test_state_of_another_network_is_refused_in_one_sentence(tmp_path: Path) -> 
         assert str(peer.folder / "state") in peer.errors
 
 
-@pytest.mark.xfail(strict=True, reason="B11: the mode of every file in the folder is changed [issue 50]")
 def test_files_that_the_peer_did_not_create_keep_their_modes(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path, alone()) as net:
         peer = net.members[0]

@@ -137,7 +137,7 @@ def run(
     if not terminal.printed(summary, as_json, indent=None):
         # that is the JSON lines' then
         print(_ended(summary), file=sys.stderr if own.log == "-" else sys.stdout)
-    if summary["model_round"] != summary["rounds"]:
+    if summary["model_round"] != summary["rounds"] and summary["left"] is None:
         raise typer.Exit(BEHIND)
 
 
@@ -147,6 +147,9 @@ def export(
     round: Annotated[
         int | None, Option(help="The model after this round, one of those kept. [the newest]")
     ] = None,
+    best: Annotated[
+        bool, Option("--best", help="The model that scored best on this peer's own data, with its round.")
+    ] = False,
     out: Annotated[Path, Option("--out", "-o", help="The file to write.")] = Path("model.safetensors"),
     as_json: opt.Json = False,
 ) -> None:
@@ -160,11 +163,16 @@ def export(
     """
     from rpel.peer.config.settings import Config
     from rpel.peer.state.memberships import MembershipWatcher, in_force
-    from rpel.peer.state.models import export, initial_model
+    from rpel.peer.state.models import export, export_best, initial_model
 
     own = Config.load(config)
     m = in_force(own, MembershipWatcher(own))
-    exported = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
+    if best and round is not None:
+        raise ValueError("--best and --round name two models: give one of them")
+    if best:
+        exported = export_best(own.state_dir, out)
+    else:
+        exported = export(own.state_dir, initial_model(own, m)[0], out, round, run=m.run, id=own.id)
     facts = {"id": own.id, "round": exported, "rounds": m.rounds, "model": str(out)}
     if not terminal.printed(facts, as_json, indent=None):
         print(f"{out}: {own.id}'s model after round {exported} of {m.rounds}")
@@ -188,6 +196,8 @@ def _ended(summary: dict[str, Any]) -> str:
     id, rounds, last = (summary[key] for key in ("id", "rounds", "model_round"))
     whole = bool(summary["model"]) and last == rounds
     model = f"; the model is {summary['model']}"
+    if summary["left"] is not None:
+        return f"{id}: left with round {summary['left']}, as agreed{model if summary['model'] else ''}"
     if not summary["model"]:
         model = "; there is no model, since no round ended here"
     elif not whole:

@@ -103,7 +103,8 @@ def run(config: Config, progress: Progress | None = None, force: bool = False) -
 
     ``force``: also take a later membership that comes too late, or an older one. SIGTERM raises
     :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before
-    the start, ``model`` where the model lies, ``model_round`` after which round (None: there is none).
+    the start, ``model`` where the model lies, ``model_round`` after which round (None: there is none), and
+    ``left`` from which round on this peer is no member, if it left as agreed.
     """
     node = Node(config, progress=progress, force=force)
     over, last = node.over, None
@@ -118,7 +119,7 @@ def run(config: Config, progress: Progress | None = None, force: bool = False) -
                 pass
         last = node.last_round
     model = str(node.model_path) if node.model_path.exists() else None
-    return node.summary() | {"over": over, "model": model, "model_round": last}
+    return node.summary() | {"over": over, "model": model, "model_round": last, "left": node.left}
 
 
 def learner_of(config: Config, now: Snapshot, layout: Layout) -> TaskLearner:

@@ -20,8 +20,6 @@ from rpel.files import atomic
 from rpel.record import StrictRecord, read_toml
 
 BUILT_IN_TASKS = ("mnist-sample", "mnist")
-LOG_FILE = "rounds.jsonl"
-"""Name of the log in the state folder, unless peer.toml gives another path."""
 TASKS = "rpel.tasks"
 """The entry point group under which packages register tasks."""
 _OWN_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -119,9 +117,10 @@ class Config(StrictRecord):
     data: Path | None = Field(
         default=None, description="Folder or file with this peer's data, if the task needs one."
     )
-    log: Path | str = Field(
-        description='File for one JSON line a round, usually rounds.jsonl in the state folder; "-" is '
-        "standard output."
+    log: Path | str | None = Field(
+        default=None,
+        description='Another file for the lines of the signed log, audit.jsonl in the state folder; "-" is '
+        "standard output.",
     )
     next_members: Path = Field(
         description="Where a later membership is announced; usually members.next.toml beside members.toml."
@@ -166,7 +165,7 @@ class Config(StrictRecord):
     def of(cls, content: Mapping[str, Any], folder: Path | None = None, where: str = "config") -> "Config":
         """Check the content of a peer.toml in a folder, by default the working directory.
 
-        >>> Config.of({"id": "clinic-3"}, Path("/srv")).log == Path("/srv/state/rounds.jsonl")
+        >>> Config.of({"id": "clinic-3"}, Path("/srv")).state_dir == Path("/srv/state")
         True
         """
         folder = folder or Path.cwd()
@@ -180,8 +179,6 @@ class Config(StrictRecord):
         written = {key: _located(key, value, folder) for key, value in {**usual, **content}.items()}
         if not written.get("next_members"):  # members may still be of a wrong type, which is refused below
             written["next_members"] = next_members(folder / str(written["members"]))
-        if not written.get("log"):
-            written["log"] = folder / str(written["state_dir"]) / LOG_FILE
         return cls.read(where, written)
 
     def save(self, path: Path) -> None:
@@ -194,7 +191,6 @@ class Config(StrictRecord):
         usual = {
             "next_members": next_members(self.members),
             "task_dir": folder,
-            "log": self.state_dir / LOG_FILE,
         }
         for key, field in type(self).model_fields.items():
             value = getattr(self, key)

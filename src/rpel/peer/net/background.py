@@ -57,6 +57,10 @@ class Background:
         finally:
             self._waiting = None
 
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine over there until it ends or the loop is closed."""
+        asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def sleep(self, seconds: float) -> None:
         """Wait here, unless woken."""
         if self._woken.wait(max(0.0, seconds)):

@@ -52,9 +52,10 @@ from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot, take
 from rpel.peer.net.tls import no_core_dumps
 from rpel.peer.node.page import headers, page
+from rpel.peer.node.systemd import notify
 from rpel.peer.state.journal import AUDIT_FILE, Journal, Repeats, history
 from rpel.peer.state.memberships import IN_FORCE, MembershipWatcher, in_force
-from rpel.peer.state.models import MODEL_FILE, export, initial_model
+from rpel.peer.state.models import MODEL_FILE, export, initial_model, keep_best
 from rpel.peer.state.store import Store, rounds_kept
 from rpel.rules import rule
 from rpel.text import duration
@@ -138,6 +139,8 @@ class Node:
         self._x: Models | None = None
         self.last_round: int | None = None
         """The round after which the model in ``model_path`` is, once the rounds are over."""
+        self.left: int | None = None
+        """The first round that this peer is no member of, if it left as agreed."""
 
     @property
     def now(self) -> Snapshot:
@@ -159,15 +162,16 @@ class Node:
             self._quieten(opened)
             no_core_dumps()
             reserve_descriptors(len(self.now.membership.members))
-            service.store = opened.enter_context(Store(folder, self.layout))
+            service.store = opened.enter_context(Store(folder, self.layout, self.now.membership.run))
             service.detector = EquivocationDetector(folder / "evidence", service.store.last_round)
             self._show_identity()
-            self._journal = Journal(self.config.log, folder / AUDIT_FILE, self.config.id)
+            self._journal = Journal(folder / AUDIT_FILE, self.config.log, self.config.id)
             self._background = Background()
             opened.callback(self._background.close)
             self._open_pages(opened)
             self._open_network(opened)
             self._opened = opened.pop_all()
+        self._background.start(notify())
         self._watcher.prepare = self._compile
         self._watcher.make_ready()
         self._introduce()
@@ -185,7 +189,7 @@ class Node:
             opened.callback(logging.getLogger(name).removeFilter, repeats)
 
     def _open_pages(self, opened: ExitStack) -> None:
-        self.metrics.history.extend(history(self.config.log))
+        self.metrics.history.extend(history(self.config.state_dir / AUDIT_FILE))
         self.pages = Pages(self.metrics, self.service.why_unready, self._front)
         self._background.call(self.pages.start(self.config.metrics_listen))
         opened.callback(lambda: self._background.call(self.pages.stop()))
@@ -437,7 +441,8 @@ class Node:
         coming = self._watcher.due(self.now.membership, round, position, patience)
         if coming is not None:
             if all(member.id != self.config.id for member in coming.members):
-                log.warning("%r is not a member from round %d on: this peer stops", self.config.id, round)
+                log.info("%s leaves, as agreed: it is not a member from round %d on", self.config.id, round)
+                self.left = round
                 return None
             self._background.call(self._put_in_force(take(self.config, coming)))
             self.clock.timetable = coming.timetable
@@ -496,7 +501,6 @@ class Node:
         self.metrics.excluded(len(self.service.detector.excluded(now)))
         budget = self.service.budget
         spent = None if budget is None else budget.after(report.round)
-        self._journal.audit(report, now, self._digest, self._pulls.digests)
         self._certify_privacy(report.round, spent)
         self.service.round_ended(report, exhausted=client is not None and client.exhausted)
         if self.metrics.unasked() == _UNASKED:
@@ -505,10 +509,20 @@ class Node:
         measured = learner.measure(self._x, report.round, last=report.round >= now.membership.rounds)
         if measured == Measured():
             measured, self.said = self.said, measured
-        self._journal.log(report, now, self._digest, measured, spent)
+        self._keep_best(report.round, measured, learner)
+        self._journal.write(report, now, self._digest, self._pulls.digests, measured, spent)
         self.metrics.scored(measured)
         if self.progress is not None:
             self.progress(report, measured)
+
+    def _keep_best(self, round: int, measured: Measured, learner: Learner) -> None:
+        """Keep the model that scored best so far on this peer's own data."""
+        assert self._x is not None, "saved just before"
+        folder, facts = self.config.state_dir, {"run": self.now.membership.run, "id": self.config.id}
+        try:
+            keep_best(folder, self.layout, self._x, learner.buffers(), round, measured, **facts)
+        except OSError as error:
+            log.warning("the best model cannot be kept (%s): rounds go on without it", error.strerror)
 
     def _certify_privacy(self, round: int, spent: float | None) -> None:
         """What this peer states of its steps so far, in the state folder."""

@@ -1,5 +1,4 @@
-"""What a peer writes down of its rounds: a line of its log, and one of its audit log,
-a chain of hashes that it signs.
+"""What a peer writes down of its rounds: one line each, in a chain of hashes that it signs.
 
 Invariants: nothing written here holds an entry of a model; what cannot be written is said once and harms no
 round, and leaves no part of a line; a line that repeats itself, for whatever reason, does not fill the disk.
@@ -49,86 +48,82 @@ class Point:
 
 
 class Journal:
-    """The log and the audit log of one peer."""
+    """Writes one line per round: signed into the audit log, and once more where peer.toml's ``log`` says."""
 
-    def __init__(self, log: str | Path, audit: Path, id: str) -> None:
-        self._log, self._audit, self._id = RoundLog(log), Audit(audit), id
+    def __init__(self, audit: Path, copy: str | Path | None, id: str) -> None:
+        self._audit, self._copy, self._id = Audit(audit), RoundLog(copy), id
 
-    def log(
-        self, report: Report, now: Snapshot, digest: str, measured: Measured, epsilon: float | None = None
+    def write(
+        self,
+        report: Report,
+        now: Snapshot,
+        digest: str,
+        pulled: Mapping[int, str],
+        measured: Measured = _UNMEASURED,
+        epsilon: float | None = None,
     ) -> None:
-        """A round ended: ``digest`` of the half-step, what its model is worth where that was measured, and
-        ``epsilon``: what private steps have spent so far."""
-        self._log.write(line(report, now.names, digest, time.time(), measured, epsilon))
+        """Write down a round that ended; what cannot be written is said and harms nothing.
 
-    def audit(self, report: Report, now: Snapshot, digest: str, pulled: Mapping[int, str]) -> None:
-        """A round ended: ``digest`` of the half-step, ``pulled``: those of the others' models, by member."""
-        moment, names = time.time(), now.names
-        aggregated = {names[member]: found for member, found in pulled.items()}
+        Args:
+            report: How the round ended.
+            now: The membership in force.
+            digest: Of the own half-step; "" if there was none.
+            pulled: Digests of the others' half-steps, by member.
+            measured: Accuracy and loss, where they were measured.
+            epsilon: What private steps have spent so far.
+        """
         content = {
-            "time": _stamp(moment),
+            **round_line(report, now.names, digest, time.time(), measured, epsilon),
             "member": self._id,
-            "round": report.round,
             "membership": now.membership.hash,
-            "outcome": report.outcome,
-            "asked": [names[member] for member in report.results],
-            "trim": report.trim,
-            "own": digest,
-            "aggregated": {} if report.outcome is Outcome.LOCAL_ONLY else aggregated,
+            "aggregated": {}
+            if report.outcome is Outcome.LOCAL_ONLY
+            else {now.names[member]: found for member, found in pulled.items()},
         }
         try:
-            self._audit.write(content, partial(sign_line, now.secret, of_member(now.membership, now.me)))
+            line = self._audit.write(
+                content, partial(sign_line, now.secret, of_member(now.membership, now.me))
+            )
         except OSError as error:
             log.warning("the audit log cannot be written (%s): rounds go on without it", error.strerror)
+            line = json.dumps(content)
+        self._copy.write(line)
 
 
-def _stamp(now: float) -> str:
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-
-
-def line(
+def round_line(
     report: Report,
     names: Sequence[str],
     digest: str,
     now: float,
     measured: Measured = _UNMEASURED,
     epsilon: float | None = None,
-) -> str:
-    """The JSON line of a round: results by member id, ``digest`` of the half-step, ``now`` in unix seconds.
+) -> dict[str, Any]:
+    """Return what there is to say of a round, with results by member id and ``now`` in seconds since 1970.
 
     >>> from rpel.types import PullResult
     >>> report = Report(
     ...     round=7, outcome=Outcome.AGGREGATED, asked=2, received=1, trim=0, degraded=0, frozen=False,
     ...     results={0: PullResult.OK, 2: PullResult.LATE}, saved=True, seconds=0.25, offset=0.0)
-    >>> print(line(report, names=("a", "b", "c"), digest="ab12", now=0.0))
+    >>> print(json.dumps(round_line(report, names=("a", "b", "c"), digest="ab12", now=0.0)))
     {"time": "1970-01-01T00:00:00.000+00:00", "round": 7, "outcome": "aggregated", "asked": 2, "received": 1,
-    "trim": 0,
-    "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false, "model_age": 0}
+    "trim": 0, "results": {"a": "ok", "c": "late"}, "digest": "ab12", "seconds": 0.25, "frozen": false,
+    "model_age": 0}
     """
-    shown = {name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")}
-    results = {names[peer]: result for peer, result in report.results.items()}
-    rest = {
-        "results": results,
+    line = {
+        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+        **{name: getattr(report, name) for name in ("round", "outcome", "asked", "received", "trim")},
+        "results": {names[peer]: result for peer, result in report.results.items()},
         "digest": digest,
         "seconds": round(report.seconds, 6),
         "frozen": report.frozen,
         "model_age": report.degraded,
     }
-    more = {
-        "accuracy": measured.accuracy,
-        "loss": measured.loss,
-        "epsilon": epsilon,
-    }
-    known = {name: value for name, value in more.items() if value is not None}
-    return json.dumps({"time": _stamp(now)} | shown | rest | known)
+    more = {"accuracy": measured.accuracy, "loss": measured.loss, "epsilon": epsilon}
+    return line | {name: value for name, value in more.items() if value is not None}
 
 
-def history(path: str | Path) -> list[Point]:
-    """The rounds of a log, as far as they can be read: what a page draws after a restart.
-
-    >>> history("-")
-    []
-    """
+def history(path: Path) -> list[Point]:
+    """Return the rounds of a log, as far as they can be read: what a page draws after a restart."""
     points: dict[int, Point] = {}
     try:
         with open(path, "rb") as file:
@@ -139,19 +134,18 @@ def history(path: str | Path) -> list[Point]:
     for text in lines:
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             line = json.loads(text)
-            numbers = (int(line[name]) for name in ("round", "asked", "received"))
-            scores = [
+            t, asked, received = (int(line[name]) for name in ("round", "asked", "received"))
+            accuracy, loss = (
                 None if (score := line.get(name)) is None else float(score) for name in ("accuracy", "loss")
-            ]
-            t, asked, received = numbers
-            points[t] = Point(t, Outcome(line["outcome"]), asked, received, *scores)
+            )
+            points[t] = Point(t, Outcome(line["outcome"]), asked, received, accuracy, loss)
     return list(points.values())
 
 
 class RoundLog:
-    """Where the lines go: a file, opened anew for each line so that it may be rotated, or "-" for stdout."""
+    """A file of lines, opened anew for each so that it may be rotated; "-" is stdout, None nothing."""
 
-    def __init__(self, target: str | Path) -> None:
+    def __init__(self, target: str | Path | None) -> None:
         self.target = target
         self._failed = False
 
@@ -160,7 +154,7 @@ class RoundLog:
         try:
             if self.target == "-":
                 print(text, flush=True)
-            else:
+            elif self.target is not None:
                 append_line(Path(self.target), text.encode())
             self._failed = False
         except (OSError, ValueError) as error:  # ValueError: stdout was closed
@@ -266,8 +260,8 @@ class Audit:
             if cut:
                 self._lost, self._reason = 1, "it was unfinished when the peer started again"
 
-    def write(self, content: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> None:
-        """Append a line, with the peer's signature ``sign(hash)``; OSError if the write failed.
+    def write(self, content: Mapping[str, Any], sign: Callable[[bytes], bytes]) -> str:
+        """Append a line, with the peer's signature ``sign(hash)``, and return it; OSError if that failed.
 
         The first line after lines that were lost has a ``gap`` that says how many, and why.
         """
@@ -275,13 +269,14 @@ class Audit:
         if self._lost:
             linked["gap"] = {"lines": self._lost, "reason": self._reason}
         signature = base64.b64encode(sign(_digest(linked))).decode()
-        line = json.dumps({**linked, "signature": signature}).encode()
+        line = json.dumps({**linked, "signature": signature})
         try:
-            append_line(self._path, line)
+            append_line(self._path, line.encode())
         except OSError as error:
             self._lost, self._reason = self._lost + 1, error.strerror or str(error)
             raise
-        self._prev, self._lost = _line_hash(line), 0
+        self._prev, self._lost = _line_hash(line.encode()), 0
+        return line
 
 
 def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -290,8 +285,7 @@ def check_audit(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     audit = Audit(Path(folder) / "audit.jsonl")
-    ...     audit.write({"round": 1}, sign=lambda digest: b"")
-    ...     audit.write({"round": 2}, sign=lambda digest: b"")
+    ...     lines = [audit.write({"round": t}, sign=lambda digest: b"") for t in (1, 2)]
     ...     [line["round"] for line in check_audit(Path(folder) / "audit.jsonl")]
     [1, 2]
     """

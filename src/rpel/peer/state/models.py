@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from rpel.files import atomic
@@ -16,9 +19,9 @@ from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.wire import Layout
 from rpel.peer.state.store import UNREADABLE, Body, read_checkpoint, rounds_kept
-from rpel.types import Models
+from rpel.types import Measured, Models
 
-MODEL_FILE = "model.safetensors"
+MODEL_FILE, BEST_FILE = "model.safetensors", "best.safetensors"
 _LARGEST_HEADER = 4 << 20  # bytes; what is larger is refused before it is parsed
 _MOST_PARAMETERS = 20_000  # tensors of a model
 
@@ -156,7 +159,50 @@ def export(state_dir: Path, layout: Layout, to: Path, round: int | None = None, 
             why = f"the checkpoint of round {t} in {state_dir} cannot be read: {error}"
     else:
         raise ValueError(why)
-    about = {"round": str(checkpoint.round), "digest": wire.digest(layout, checkpoint.x), **facts}
-    with atomic(to, mode=0o600) as file:
-        file.write(safetensors.numpy.save({**wire.split(layout, checkpoint.x), **buffers}, about))
+    _write(to, layout, checkpoint.x, buffers, round=str(checkpoint.round), **facts)
     return checkpoint.round
+
+
+def _write(to: Path, layout: Layout, x: Models, buffers: Mapping[str, Any], **facts: str) -> None:
+    about = {"digest": wire.digest(layout, x), **facts}
+    with atomic(to, mode=0o600) as file:
+        file.write(safetensors.numpy.save({**wire.split(layout, x), **buffers}, about))
+
+
+def keep_best(
+    state_dir: Path,
+    layout: Layout,
+    x: Models,
+    buffers: Mapping[str, Any],
+    round: int,
+    measured: Measured,
+    **facts: str,
+) -> None:
+    """Write a model into the state folder if it scored better than the one there.
+
+    The score is its accuracy, or minus its loss where no accuracy is measured.
+    """
+    score = measured.accuracy if measured.accuracy is not None else measured.loss and -measured.loss
+    if score is None or score != score or score <= best(state_dir).get("score", -math.inf):
+        return
+    facts |= {"round": str(round), "score": repr(score)}
+    _write(state_dir / BEST_FILE, layout, x, buffers, **facts)
+
+
+def best(state_dir: Path) -> dict[str, float]:
+    """Return the round and the score of the best model kept; empty if there is none."""
+    try:
+        with safetensors.safe_open(state_dir / BEST_FILE, "numpy") as file:
+            about = file.metadata()
+        return {"round": int(about["round"]), "score": float(about["score"])}
+    except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError):
+        return {}
+
+
+def export_best(state_dir: Path, to: Path) -> int:
+    """Copy the model that scored best on this peer's own data; returns its round."""
+    if not (found := best(state_dir)):
+        raise ValueError(f"there is no best model in {state_dir}: no round's model has been measured yet")
+    with atomic(to, mode=0o600) as file:
+        file.write((state_dir / BEST_FILE).read_bytes())
+    return int(found["round"])

@@ -37,6 +37,12 @@ from rpel.types import Models
 
 RECORDS, CHECKPOINTS = 3, 2
 LOCK_FILE = "lock"
+NETWORK_FILE = "network"
+"""Names the network that a state folder belongs to."""
+_OWN_FILES = re.compile(
+    r"(half|checkpoint)-\d+\.\w+|lock|network|evidence|audit\.jsonl|members\.toml|privacy\.json"
+    r"|(model|best)\.safetensors"
+)
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -87,9 +93,15 @@ class _Head:
 class Store:
     """The state folder of one peer, locked as long as the store is open."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: Layout, run: str = "") -> None:
+        """Lock the folder; ValueError if it is in use, or belongs to another network than ``run``."""
         self.path, self._layout = path, layout
         self._lock = _locked(path)
+        try:
+            _bind(path, run)
+        except ValueError:
+            self.close()
+            raise
         self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
         self._last = max(rounds_kept(path, "half"), default=0)
         self.trouble = ""
@@ -386,10 +398,27 @@ def _locked(path: Path) -> _Lock:
     return lock
 
 
+def _bind(folder: Path, run: str) -> None:
+    """Write down which network a folder belongs to, or refuse one that belongs to another."""
+    file = folder / NETWORK_FILE
+    if run and not file.exists():
+        with atomic(file, mode=0o600) as writing:
+            writing.write(run.encode())
+    elif run and (there := file.read_text("utf-8", "replace")) != run:
+        raise ValueError(
+            f"the state folder {folder} belongs to the network {there!r} and not to {run!r}: give each "
+            "network its own (state_dir in peer.toml)"
+        )
+
+
 def keep_private(folder: Path) -> None:
-    """Let nobody but its owner into a folder or at the files in it,
-    whatever a copy or a umask has made of them."""
-    for path in (folder, *folder.rglob("*")):
+    """Let nobody but its owner at a peer's files, whatever a copy or a umask has made of them.
+
+    Other files in the folder are none of the store's business, nor is a folder that holds such.
+    """
+    there = list(folder.iterdir())
+    own = [path for path in there if _OWN_FILES.fullmatch(path.name)]
+    for path in (*own, *folder.glob("evidence/*.json"), *([folder] if own == there else [])):
         with suppress(OSError):  # of somebody else, or gone meanwhile
             mode = path.lstat().st_mode
             if stat.S_IMODE(mode) & 0o077 and not stat.S_ISLNK(mode):

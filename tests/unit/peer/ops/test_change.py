@@ -212,7 +212,7 @@ def test_member_joins_rotates_and_leaves_by_command_while_rounds_go_on(
         net.start(first)
         net.wait(lambda: leaver.process.status is not None, "the leaver's end")
         in_force(net, *staying, since=int(round[1]) + 1)
-        assert "is not a member from round" in leaver.errors
+        assert "as agreed" in leaver.errors
         assert {line["asked"] for member in staying for line in member.lines[-1:]} == {4}
         assert all(member.rounds == sorted(set(member.rounds)) for member in staying)
         assert watched() == {member.id: "training" for member in staying}

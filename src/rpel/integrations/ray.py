@@ -8,12 +8,12 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from rpel.processes import start
+from rpel.processes import call
 
 MAX_RETRIES = 8
 """How often a task is started again after its machine was lost."""
@@ -57,12 +57,21 @@ def _check_reachable(address: str | None) -> None:
 
 
 class Task:
-    """A ``rpel`` command as a Ray task, with the methods of `subprocess.Popen` that a sweep uses."""
+    """A function call as a Ray task, with the methods of `rpel.processes.Child` that a study uses."""
 
-    def __init__(self, ray: Any, threads: int, arguments: Sequence[str], stdout: Path, stderr: Path) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        threads: int,
+        function: Callable[..., Any],
+        *arguments: Any,
+        stdout: Path,
+        stderr: Path,
+        name: str = "",
+    ) -> None:
         self._ray, self.returncode = ray, cast("int | None", None)
-        remote = ray.remote(num_cpus=threads, max_retries=MAX_RETRIES)(_command)
-        self._running = remote.remote(list(arguments), str(stdout.resolve()), str(stderr.resolve()))
+        remote = ray.remote(num_cpus=threads, max_retries=MAX_RETRIES)(_call)
+        self._running = remote.remote(function, arguments, str(stdout.resolve()), str(stderr.resolve()), name)
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs, 1 if Ray could not finish it."""
@@ -73,12 +82,15 @@ class Task:
     def wait(self) -> int:
         """Wait for the end and return the exit status."""
         try:
-            self.returncode = int(self._ray.get(self._running))
+            self.result()
+            self.returncode = 0
         except Exception as error:
-            if not type(error).__module__.startswith("ray."):
-                raise
             self.returncode = 130 if "Cancelled" in type(error).__name__ else 1
         return self.returncode
+
+    def result(self) -> Any:
+        """Wait, and return what the function returned; raise what it or Ray raised."""
+        return self._ray.get(self._running)
 
     def send_signal(self, number: int) -> None:
         """Ask it to save and end."""
@@ -91,14 +103,14 @@ class Task:
             self._ray.cancel(self._running, force=True, recursive=False)
 
 
-def _command(arguments: list[str], stdout: str, stderr: str) -> int:
-    """Run ``rpel`` in a process of its own, inside the task.
+def _call(function: Callable[..., Any], arguments: Sequence[Any], stdout: str, stderr: str, name: str) -> Any:
+    """Call the function in a process of its own, inside the task.
 
     Cancelling the task passes Ctrl-C on to the process, which also notices when the task is gone.
     """
-    process = start(arguments, Path(stdout), Path(stderr))
+    child = call(function, *arguments, stdout=Path(stdout), stderr=Path(stderr), name=name)
     try:
-        return process.wait()
+        return child.result()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        return process.wait()
+        child.send_signal(signal.SIGINT)
+        return child.result()

@@ -26,7 +26,6 @@ from rpel.backend.torch import Torch
 from rpel.data import iid, load
 from rpel.models import model
 from rpel.tasks import Classification
-from rpel.tasks.device import DeviceTask
 
 
 def main() -> None:
@@ -112,18 +111,19 @@ def trained(arrays: Torch, h: int, product: float) -> list[dict[str, Any]]:
     and their evaluation on 250 images."""
     sample = load()
     shards, module = iid(sample.train_y, h, 25, seed=0), model("mnist")
-    device = DeviceTask(arrays, sample, shards, module, batch_size=25, seed=0)
+    device = Classification(sample, shards, module, batch_size=25, seed=0, device=arrays.device)
     tasks: dict[str, tuple[Any, Any]] = {arrays.device: (device, arrays)}
     if arrays.main:
         tasks["numba"] = Classification(sample, shards, module, batch_size=25, seed=0), backend("numba")
     took: dict[str, list[float]] = {}
+    engine = type(device.engine).__name__
     for name, (task, kernels) in tasks.items():
         x, local = kernels.array(np.tile(task.initial(), (h, 1))), kernels.array(task.local_state(h))
         out, ids, some = empty(h, x), np.arange(h), np.arange(250)
         both = partial(task.gradient, x, local, ids, 1, 0, out=out), partial(task.evaluate, x, local, some)
         took[name] = [seconds(arrays.device, work, times=1) for work in both]
     rows = []
-    for i, (work, examples) in enumerate({f"local steps ({device.steps})": 25, "evaluation": 250}.items()):
+    for i, (work, examples) in enumerate({f"local steps ({engine})": 25, "evaluation": 250}.items()):
         rivals = {"product": product * h * operations(module, examples, steps=i == 0)}
         rivals |= {"numba": took["numba"][i]} if arrays.main else {}
         rows += _rows(work, took[arrays.device][i], (2 - i) * 4 * h * device.d, rivals)

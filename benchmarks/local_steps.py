@@ -88,8 +88,7 @@ class Setting:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         module = self.module.to(memory_format=layout)  # type: ignore[call-overload]
         rows = self.task.examples.indices(self.ids[:nodes], 0, 0)
-        inputs = self.task.examples.train(rows, None, torch.float32)
-        labels = torch.from_numpy(self.task.examples.labels(rows, self.ids[:nodes]))
+        inputs, labels = self.task.examples.batch(rows, self.ids[:nodes], torch.float32)
         x = torch.from_numpy(self.x)
 
         def work() -> None:

@@ -26,7 +26,6 @@ from rpel.simulation.build import build_backend, build_task
 from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.methods import resolve
-from rpel.tasks.device import DeviceTask
 from support import device_cases
 from support.device_cases import cases, largest, resolved, task_of
 from support.simulations import play
@@ -109,25 +108,6 @@ def test_twenty_rounds_in_float64_end_where_numba_ends(name: str) -> None:
     np.testing.assert_allclose(torchs, numba, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("steps", ["unfold", "grouped", "alone"])
-@pytest.mark.parametrize("model", ["C(4)-R-B-M-D-L(10)-S", "L(8)-R-D-L(10)-S"])
-def test_all_ways_of_stepping_give_the_same_gradients(steps: Any, model: str) -> None:
-    spec, arrays = resolved({"model": model, "dataset": "mnist-sample"}), Torch()
-    host = task_of(spec)
-    device = task_of(spec, arrays)
-    assert isinstance(device, DeviceTask)
-    device = copy.copy(device)
-    device.use(steps)
-    ids = np.arange(3)
-    # float64: BatchNorm magnifies rounding
-    x = np.tile(host.initial(), (3, 1)) * np.array([[1.0], [0.9], [1.1]])
-    local = host.local_state(3)
-    expected, stored = host.gradient(x, local, ids, t=1, k=0)
-    actual, state = device.gradient(arrays.array(x), arrays.array(local), ids, t=1, k=0)
-    np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=1e-9 * largest(expected))
-    np.testing.assert_allclose(np.asarray(state), stored, rtol=1e-6)
-
-
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.filterwarnings("ignore")  # those of torch about itself
 def test_sorting_network_is_one_graph_that_torch_can_compile(compiler: str) -> None:
@@ -200,8 +180,8 @@ def test_unsupported_torch_backend_options_are_refused(fields: dict[str, Any], s
 
 
 def test_run_too_large_for_the_device_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "free_device_memory", lambda device: 1_000_000)
-    with pytest.raises(ValueError, match=r"7\.65 MB.* 1 MB"):
+    monkeypatch.setattr(build, "free_device_memory", lambda device: 10_000)
+    with pytest.raises(ValueError, match=r"need \S+ kB, and 10 kB are free"):
         rpel.simulate(**device_cases.SMALL, backend="torch", out=None)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from rpel.data import user
 from rpel.tasks import Classification, Trigger
-from rpel.tasks.autograd import AutogradEngine
-from rpel.tasks.vmap import VmapEngine
+from rpel.tasks.engines import ENGINES, PLAIN
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.vmap import VmapEngine
 from support.commands import rpel
 from support.text_model import Meaning, made, texts
 
@@ -62,8 +63,10 @@ def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_o
     x, y = texts()
     data, shards = user.dataset((x, y), (x, y)), [np.arange(160)] * 3
     engines = [
-        Classification(data, shards, made(Meaning), batch_size=8, seed=0, fast=fast, metric=F.cross_entropy)
-        for fast in (True, False)
+        Classification(
+            data, shards, made(Meaning), None, F.cross_entropy, batch_size=8, seed=0, engines=table
+        )
+        for table in (ENGINES, PLAIN)
     ]
     assert isinstance(engines[0].engine, VmapEngine)
     assert isinstance(engines[1].engine, AutogradEngine)

@@ -21,6 +21,7 @@ from rpel.data import Dataset, dirichlet, iid, load, user
 from rpel.errors import BudgetSpentError
 from rpel.models import model
 from rpel.tasks import Classification
+from rpel.tasks.engines import ENGINES, PLAIN
 from rpel.tasks.private import PrivateGradients
 from support.commands import rpel
 
@@ -144,7 +145,9 @@ WIDE = nn.Sequential(nn.Flatten(), nn.Linear(784, 80), nn.Tanh(), nn.Linear(80, 
 
 
 def task(
-    network: "str | nn.Module" = "linear", dataset: Dataset | None = None, fast: bool = True
+    network: "str | nn.Module" = "linear",
+    dataset: Dataset | None = None,
+    engines: "tuple[str, ...]" = ENGINES,
 ) -> Classification:
     data = dataset or load()
     module = model(network) if isinstance(network, str) else network
@@ -154,7 +157,7 @@ def task(
         module,
         batch_size=BATCH,
         seed=0,
-        fast=fast,
+        engines=engines,
     )
 
 
@@ -201,7 +204,9 @@ def test_examples_at_once_equal_one_by_one_with_frozen_layers_and_dropout() -> N
     module = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.Dropout(0.4), nn.Tanh(), nn.Linear(20, 10))
     module[1].bias.requires_grad_(False)
     made = task(module)
-    at_once, one_by_one = (PrivateGradients(task(module, fast=fast), 0.7) for fast in (True, False))
+    at_once, one_by_one = (
+        PrivateGradients(task(module, engines=engines), 0.7) for engines in (ENGINES, PLAIN)
+    )
     one_by_one.engine = one_by_one.task.engine
     x, local = at(made), made.local_state(NODES)
     actual, expected = (one.gradient(x, local, np.arange(NODES), 3, 0)[0] for one in (at_once, one_by_one))

@@ -18,20 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel.backend.pool import set_threads, threads
-from rpel.backend.torch import Torch
 from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws
 from rpel.tasks import Classification, Objective, Trigger
-from rpel.tasks.autograd import AutogradEngine
-from rpel.tasks.blocks import Blocks, with_blocks
-from rpel.tasks.convolution import ConvolutionEngine
-from rpel.tasks.device import DeviceTask
-from rpel.tasks.dropout import Dropout, dropout_mask
-from rpel.tasks.linear import LinearEngine, recognise
+from rpel.tasks.engines import ENGINES, PLAIN, Probe, portable
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.dropout import Dropout, dropout_mask
+from rpel.tasks.engines.linear import LinearEngine, recognise
+from rpel.tasks.engines.vmap import VmapEngine
+from rpel.tasks.native import blocks
+from rpel.tasks.native.blocks import Blocks, with_blocks
+from rpel.tasks.native.convolution import ConvolutionEngine
 from rpel.tasks.private import PrivateGradients
-from rpel.tasks.vmap import VmapEngine
-from rpel.tasks.winograd import with_winograd
 
 # The paper's three networks and the two small ones, narrower and on smaller images: notation, images, kernel,
 # padding.
@@ -46,7 +45,7 @@ SHAPES = {name: shape for name, (_, shape, _, _) in NETWORKS.items()} | {
     "mixed": (1, 6, 5),
     "small": (1, 6, 5),
 }
-ENGINES = {
+EXPECTED = {
     "mnist": ConvolutionEngine,
     "femnist": ConvolutionEngine,
     "cifar10": AutogradEngine,
@@ -140,13 +139,13 @@ def relative(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "bound"),
-    [*((name, np.float32, 1e-5) for name in ENGINES),
+    [*((name, np.float32, 1e-5) for name in EXPECTED),
      *(pytest.param(name, np.float64, 1e-10, marks=() if name in ("mlp", "mixed") else pytest.mark.full)
-       for name in ENGINES)],
+       for name in EXPECTED)],
 )  # fmt: skip
 def test_gradients_are_those_of_plain_torch(name: str, dtype: Any, bound: float) -> None:
     t = task(name)
-    assert type(t.engine) is ENGINES[name]
+    assert type(t.engine) is EXPECTED[name]
     x, ids = models(t, dtype=dtype), np.arange(NODES)
     out = np.full_like(x, np.nan)
     g, _ = t.gradient(x, t.local_state(NODES), ids, 7, 2, out=out)
@@ -155,8 +154,12 @@ def test_gradients_are_those_of_plain_torch(name: str, dtype: Any, bound: float)
     for i in range(NODES):
         inputs, labels = batch(t, i, 7, 2)
         if dtype is np.float64:  # bytes to numbers in float64 too, as the task does
-            inputs = t.examples.train(t.examples.indices(ids[i : i + 1], 7, 2), None, torch.float64)[0]
+            inputs = t.examples.batch(t.examples.indices(ids[i : i + 1], 7, 2), None, torch.float64)[0][0]
         assert relative(g[i], plain_gradient(module, x[i], inputs, labels)) < bound
+
+
+def _block(convolution: nn.Conv2d) -> nn.Sequential:
+    return nn.Sequential(convolution, nn.ReLU(), nn.BatchNorm2d(convolution.out_channels))
 
 
 @given(st.data())
@@ -187,60 +190,25 @@ def test_convolutions_of_any_shape_equal_autograd(data: st.DataObject) -> None:
     torch.testing.assert_close(outputs[0], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)
 
 
-@given(st.data())
-def test_convolutions_by_winograds_way_equal_torchs(data: st.DataObject) -> None:
-    channels, filters = (data.draw(st.sampled_from((32, 48, 64))) for _ in "io")
-    height, width = (4 * data.draw(st.integers(1, 6)) for _ in "hw")
-    bound, kind = data.draw(st.sampled_from(((1e-4, torch.float32), (1e-11, torch.float64))))
-    rng = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    layer = nn.Conv2d(channels, filters, 3, padding=1, bias=data.draw(st.booleans())).to(kind)
-    x = torch.randn(data.draw(st.integers(1, 20)), channels, height, width, dtype=kind, generator=rng)
-    if data.draw(st.booleans()):
-        x = x.contiguous(memory_format=torch.channels_last)
-    x.requires_grad_()
-    values = []
-    for module in (layer, with_winograd(copy.deepcopy(layer))):
-        out = module(x)
-        weights = torch.randn(out.shape, dtype=kind, generator=torch.Generator().manual_seed(1))
-        values.append([out, *torch.autograd.grad(out, [x, *module.parameters()], weights)])
-    for plain, short in zip(*values, strict=True):
-        assert (plain - short).abs().max() <= bound * plain.abs().max()
-
-
-def test_winograds_way_is_differentiable_twice() -> None:
-    torch.manual_seed(0)
-    layer, x = nn.Conv2d(32, 32, 3, padding=1).double(), torch.randn(2, 32, 4, 4).double().requires_grad_()
-    values = []
-    for module in (layer, with_winograd(copy.deepcopy(layer))):
-        (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-        values.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
-    torch.testing.assert_close(values[0], values[1])
-
-
 @pytest.mark.parametrize(
-    "layer",
+    ("module", "shape"),
     [
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.Conv2d(36, 32, 3, padding=1),
-        nn.Conv2d(32, 32, 3),
-        nn.Conv2d(32, 32, 3, padding=1, stride=2),
-        nn.Conv2d(32, 32, 3, padding=1, groups=2),
-        nn.Conv2d(32, 32, 3, padding=1, padding_mode="circular"),
-        nn.Conv2d(32, 32, 5, padding=1),
+        (_block(nn.Conv2d(3, 36, 3, padding=1)), (3, 8, 8)),
+        (_block(nn.Conv2d(3, 32, 3)), (3, 8, 8)),
+        (_block(nn.Conv2d(3, 32, 3, padding=1, stride=2)), (3, 8, 8)),
+        (_block(nn.Conv2d(4, 32, 3, padding=1, groups=2)), (4, 8, 8)),
+        (_block(nn.Conv2d(3, 32, 3, padding=1, padding_mode="circular")), (3, 8, 8)),
+        (_block(nn.Conv2d(3, 32, 5, padding=2)), (3, 8, 8)),
+        (_block(nn.Conv2d(3, 32, 3, padding=1)), (3, 8, 6)),
+        (nn.Sequential(nn.Identity(), *_block(nn.Conv2d(3, 32, 3, padding=1))), (3, 8, 8)),
     ],
-    ids=str,
 )
-def test_convolutions_that_winograds_way_does_not_know_stay_torchs(layer: nn.Conv2d) -> None:
-    assert type(with_winograd(layer)) is nn.Conv2d
+def test_other_layers_and_sizes_are_not_computed_as_blocks(module: nn.Module, shape: tuple[int, ...]) -> None:
+    probe = Probe(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64), BATCH, torch.device("cpu"))
+    assert blocks.build(module, F.cross_entropy, probe) is None
 
 
-@pytest.mark.parametrize("shape", [(2, 32, 8, 6), (2, 32, 7, 8), (32, 8, 8), (0, 32, 8, 8)])
-def test_images_that_are_no_whole_tiles_are_left_to_torch(shape: tuple[int, ...]) -> None:
-    layer, x = nn.Conv2d(32, 32, 3, padding=1), torch.randn(shape)
-    assert torch.equal(layer(x), with_winograd(copy.deepcopy(layer))(x))
-
-
-def _blocks(data: st.DataObject, channels: int) -> nn.Sequential:
+def _random_blocks(data: st.DataObject, channels: int) -> nn.Sequential:
     """Up to three blocks of layers with statistics of their own, some pooled, some with dropout."""
     layers = list[nn.Module]()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -262,17 +230,17 @@ def _blocks(data: st.DataObject, channels: int) -> nn.Sequential:
 def test_blocks_equal_their_layers(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**32)))
     channels, train = data.draw(st.sampled_from((3, 32))), data.draw(st.booleans())
-    plain = _blocks(data, channels).double().train(train)
-    x = torch.randn(data.draw(st.integers(1, 5)), channels, 16, 16).double().requires_grad_(channels > 3)
+    plain = _random_blocks(data, channels).double().train(train)
+    x = torch.randn(data.draw(st.integers(1, 5)), channels, 16, 16).double()
     found = []
-    for module in (plain, with_blocks(with_winograd(copy.deepcopy(plain)))):
+    for module in (plain, with_blocks(copy.deepcopy(plain))):
         for layer in module.modules():
             if isinstance(layer, Dropout):
                 layer.generator.manual_seed(1)
         out = module(x.contiguous(memory_format=torch.channels_last))
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
-        wanted = [*module.parameters(), *([x] if x.requires_grad else [])]
-        found.append([out, *torch.autograd.grad(out, wanted, weights), *module.buffers()])
+        slopes = torch.autograd.grad(out, list(module.parameters()), weights)
+        found.append([out, *slopes, *module.buffers()])
     assert isinstance(next(module.children()), Blocks)
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 1e-10 * one.abs().max().clamp(min=1)
@@ -284,7 +252,7 @@ def test_blocks_of_cifar10s_network_in_float32_are_near_float64() -> None:
     x, found = torch.randn(10, 3, 32, 32), []
     for module in (
         model("cifar10", dropout=0.0).double(),
-        with_blocks(with_winograd(model("cifar10", dropout=0.0))),
+        with_blocks(model("cifar10", dropout=0.0)),
     ):
         out = module(x.to(next(module.parameters()).dtype))
         slopes = torch.autograd.grad(nn.functional.nll_loss(out, torch.arange(10)), list(module.parameters()))
@@ -303,10 +271,25 @@ def test_moments_of_a_block_far_from_zero_keep_their_digits() -> None:
     norm.running_mean = torch.full((32,), 1000.0)
     plain = nn.Sequential(layer, nn.ReLU(), norm).train()
     exact = copy.deepcopy(plain).double()(x.double())
-    assert (with_blocks(with_winograd(plain))(x) - exact).abs().max() < 0.01
+    assert (with_blocks(plain)(x) - exact).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["mnist", "femnist", "wide"])
+def test_native_kernels_compute_what_the_other_engines_compute(name: str) -> None:
+    native, plain = task(name), task(name, native=False)
+    assert plain.engines == portable()
+    ids, x, local = np.arange(NODES), models(native), native.local_state(NODES)
+    tasks = native, plain
+    (g, state), (expected, buffers) = (t.gradient(x, local, ids, 1, 0) for t in tasks)
+    assert not np.array_equal(g, expected), "the same engine computed both"
+    assert relative(g, expected) < 1e-5
+    np.testing.assert_allclose(state, buffers, rtol=1e-5, atol=1e-6)
+    scores, plain_scores = (t.measure(x, state) for t in tasks)
+    for column, values in scores.items():
+        np.testing.assert_allclose(values, plain_scores[column], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
 def test_results_do_not_depend_on_the_number_of_threads(name: str, thread_counts: list[int]) -> None:
     t = task(name, dropout=0.3)
     x, ids, local = models(t), np.arange(NODES), t.local_state(NODES)
@@ -320,7 +303,7 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str, thread_counts
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_step_replays_alone_for_any_subset_of_nodes(name: str) -> None:
     t = task(name, dropout=0.3)
     x, local = models(t), t.local_state(NODES)
@@ -329,7 +312,7 @@ def test_step_replays_alone_for_any_subset_of_nodes(name: str) -> None:
     again, local_again = t.gradient(x[2:4], local[2:4], np.array([2, 3]), 4, 1)
     np.testing.assert_allclose(again, g[2:4], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(local_again, after[2:4], rtol=1e-5, atol=1e-7)
-    if ENGINES[name] not in MANY_AT_ONCE:
+    if EXPECTED[name] not in MANY_AT_ONCE:
         np.testing.assert_array_equal(again, g[2:4])
         np.testing.assert_array_equal(local_again, after[2:4])
 
@@ -364,7 +347,7 @@ def test_nodes_that_flip_labels_train_on_everything_with_mirrored_labels() -> No
         t = Classification(data, shards, network("linear"), batch_size=300, seed=0, flipped=[3])
         rows = t.examples.indices(np.array([1, 3]), 0, 0)
         assert len(np.unique(rows[1])) > 75
-        labels = t.examples.labels(rows, np.array([1, 3]))
+        labels = t.examples.batch(rows, np.array([1, 3]), torch.float32)[1].numpy()
         np.testing.assert_array_equal(labels[0], data.train_y[rows[0]])
         np.testing.assert_array_equal(labels[1], 3 - data.train_y[rows[1]])
 
@@ -383,12 +366,11 @@ def test_backdoored_nodes_patch_and_relabel_a_share_of_their_images(kind: Any) -
     assert 0.15 < patched[1].mean() < 0.35
     expected = data.train_x[rows].astype(np.float64)
     expected[patched, :, -2:, -2:] = data.train_x.max() if kind is np.float32 else 255
-    inputs = t.examples.train(rows, None, torch.float32, patched)
+    inputs, labels = t.examples.batch(rows, ids, torch.float32, None, patched)
     scale = 255 if kind is np.uint8 else 1
     mean, std = (np.array(v)[:, None, None] for v in (data.mean, data.std))
     np.testing.assert_allclose(inputs.numpy(), (expected / scale - mean) / std, rtol=1e-4, atol=1e-4)
-    labels = t.examples.labels(rows, ids, patched)
-    np.testing.assert_array_equal(labels, np.where(patched, 2, data.train_y[rows]))
+    np.testing.assert_array_equal(labels.numpy(), np.where(patched, 2, data.train_y[rows]))
     other, _ = Classification(data, [rows[0]] * 4, module, batch_size=400, seed=0).gradient(
         models(t, 2), t.local_state(2), ids, 5, 1
     )
@@ -400,7 +382,7 @@ def test_attack_success_counts_patched_images_of_other_classes() -> None:
     data = dataset((1, 6, 5))
     t = task("linear", flipped=[5], trigger=Trigger(target=1))
     x, local = models(t), t.local_state(NODES)
-    actual = t.attack_success(x, local)
+    actual = t.measure(x, local)["attack_success"]
     test_x = data.test_x[data.test_y != 1].copy()
     test_x[:, :, -1:, -1:] = 255
     module = network("linear")
@@ -409,7 +391,7 @@ def test_attack_success_counts_patched_images_of_other_classes() -> None:
         called = module(torch.from_numpy(data.normalised(test_x))).argmax(1)
         assert actual is not None
         assert actual[i] == float((called == 1).double().mean())
-    assert task("linear").attack_success(x, local) is None
+    assert "attack_success" not in task("linear").measure(x, local)
 
 
 def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
@@ -450,13 +432,14 @@ def test_images_are_varied_in_training_only_and_by_coordinates() -> None:
     object.__setattr__(data, "augment", "crop-flip")
     t = Classification(data, [np.arange(90)] * 2, network("cifar10"), batch_size=BATCH, seed=1)
     ids = np.arange(2)
-    rows, coins = t.examples.indices(ids, 3, 0), t.examples.coins(ids, 3, 0)
+    rows, coins = t.examples.indices(ids, 3, 0), t.examples.variations(ids, 3, 0)
     np.testing.assert_array_equal(coins, draws(1, ("augment", 0), 3, ids, 3 * BATCH).reshape(2, BATCH, 3))
     assert coins is not None
     expected = data.normalised(crop_flip(data.train_x[rows[1]], coins[1]))
-    torch.testing.assert_close(t.examples.train(rows, coins, torch.float32)[1], torch.from_numpy(expected))
+    inputs, _ = t.examples.batch(rows, None, torch.float32, coins)
+    torch.testing.assert_close(inputs[1], torch.from_numpy(expected))
     torch.testing.assert_close(
-        t.examples.test(np.arange(4), torch.float32), torch.from_numpy(data.normalised(data.test_x[:4]))
+        t.examples.tested(np.arange(4), torch.float32)[0], torch.from_numpy(data.normalised(data.test_x[:4]))
     )
 
 
@@ -481,7 +464,7 @@ def test_numbers_other_than_bytes_are_taken_as_given() -> None:
         data, [np.arange(40)], build("L(3)-S", (7,), kernel=1, padding=0), batch_size=4, seed=0
     )
     torch.testing.assert_close(
-        t.examples.train(np.array([[5]]), None, torch.float32)[0, 0], torch.from_numpy(x[5])
+        t.examples.batch(np.array([[5]]), None, torch.float32)[0][0, 0], torch.from_numpy(x[5])
     )
     assert t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0].shape == (1, t.d)
 
@@ -544,7 +527,7 @@ def test_module_made_by_a_function_comes_from_the_seed() -> None:
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("subset", [None, np.array([3, 8, 30, 4])])
 def test_evaluation_is_that_of_plain_torch(name: str, subset: NDArray[np.int64] | None) -> None:
     t = task(name, dropout=0.5)
@@ -562,7 +545,7 @@ def test_evaluation_is_that_of_plain_torch(name: str, subset: NDArray[np.int64] 
 
 def test_many_nodes_are_evaluated_as_few_are() -> None:
     t = task("linear")
-    t.engine.together = lambda batch=None: 2  # type: ignore[method-assign]  # 50 groups instead of one
+    t.nodes_per_call = 2  # 50 groups instead of one
     x = np.repeat(models(t, 10), 10, axis=0)
     accuracy, loss = t.evaluate(x, t.local_state(100))
     few_accuracy, few_loss = t.evaluate(np.ascontiguousarray(x[::10]), t.local_state(10))
@@ -610,17 +593,6 @@ def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str, bloc
         assert relative(g[i], np.mean(parts, axis=0)) < 1e-5
 
 
-def test_full_gradient_on_a_device_is_that_on_the_host() -> None:
-    data, arrays = dataset(NETWORKS["linear"][1]), Torch("cpu")
-    shards = [np.arange(5), np.arange(5, 30), np.arange(30, 90)]
-    host = task("linear", shards=shards)
-    device = DeviceTask(arrays, data, shards, network("linear"), batch_size=BATCH, seed=1)
-    device.engine.block = 20  # the last block of a node is shorter
-    x, local = models(host, 2), host.local_state(2)
-    g = device.full_gradient(torch.from_numpy(x), torch.from_numpy(local))
-    assert relative(arrays.host(g), host.full_gradient(x, local)) < 1e-5
-
-
 def test_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:
     data = dataset((1, 6, 5))
     shared = virtual(data.train_y, 5, 0.3, seed=2)
@@ -653,7 +625,7 @@ def test_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
     np.testing.assert_array_equal(near, t.full_gradient(x, local, size=3000))
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_broken_model_is_not_made_to_look_whole(name: str) -> None:
     t = task(name)
     x = models(t)
@@ -749,7 +721,7 @@ def test_callers_module_and_torchs_threads_are_left_as_they_were() -> None:
     assert {type(layer) for layer in module.modules()} >= {nn.Dropout, nn.BatchNorm2d}
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_task_can_be_sent_to_another_process(name: str) -> None:
     t = task(name, dropout=0.3)
     x, local, ids = models(t), t.local_state(NODES), np.arange(NODES)
@@ -793,8 +765,8 @@ def test_arrays_may_be_read_only_and_must_fit() -> None:
 def test_networks_of_other_forms_are_left_to_autograd_one_by_one_or_many_at_once(module: nn.Module) -> None:
     data = dataset((1, 6, 5))
     plain, many = (
-        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
-        for fast in (False, True)
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, engines=engines)
+        for engines in (PLAIN, ENGINES)
     )
     assert type(plain.engine) is AutogradEngine
     assert type(many.engine) is VmapEngine
@@ -805,7 +777,7 @@ def test_networks_of_other_forms_are_left_to_autograd_one_by_one_or_many_at_once
 
 @pytest.mark.parametrize("name", ["mixed", "small"])
 def test_many_at_once_equal_one_by_one_with_dropout_and_batchnorm(name: str) -> None:
-    plain, many = (task(name, dropout=0.4, fast=fast) for fast in (False, True))
+    plain, many = (task(name, dropout=0.4, engines=engines) for engines in (PLAIN, ENGINES))
     assert type(many.engine) is VmapEngine
     x, local, ids = (
         models(plain, dtype=np.float64),
@@ -829,8 +801,8 @@ def test_frozen_layer_is_left_out_many_at_once_as_one_by_one() -> None:
     whole = Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1)
     frozen = next(module.parameters()).requires_grad_(False)
     plain, many = (
-        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
-        for fast in (False, True)
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, engines=engines)
+        for engines in (PLAIN, ENGINES)
     )
     assert type(many.engine) is VmapEngine
     assert many.d == whole.d - frozen.numel()
@@ -906,8 +878,8 @@ def _altered(way: str) -> nn.Sequential:
 def test_lookalike_networks_do_not_take_the_fast_path(way: str) -> None:
     data, module = dataset((1, 6, 5)), _altered(way)
     plain, fast = (
-        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
-        for fast in (False, True)
+        Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, engines=engines)
+        for engines in (PLAIN, ENGINES)
     )
     x, ids = models(plain, 3), np.arange(3)
     results = [t.gradient(x, t.local_state(3), ids, 0, 0)[0] for t in (plain, fast)]
@@ -982,8 +954,8 @@ def test_network_without_log_softmax_is_trained_by_cross_entropy_too() -> None:
     x = None
     results = []
     for module in (logits, nn.Sequential(*logits, nn.LogSoftmax(dim=1))):
-        for fast in (True, False):
-            t = Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, fast=fast)
+        for engines in (ENGINES, PLAIN):
+            t = Classification(data, [np.arange(90)] * 3, module, batch_size=BATCH, seed=1, engines=engines)
             x = models(t, 3) if x is None else x
             results.append(t.gradient(x, t.local_state(3), np.arange(3), 0, 0)[0])
     for other in results[1:]:

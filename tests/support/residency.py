@@ -9,6 +9,7 @@ import copy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ from rpel.backend import arrays as array_functions
 from rpel.backend.torch import Torch
 from rpel.rules import linear
 from rpel.simulation.engine import Engine
-from rpel.tasks.device import DeviceExamples, DeviceTask, NodeByNode
-from rpel.tasks.vmap import VmapEngine
+from rpel.tasks import objective, private
+from rpel.tasks.engines import PLAIN, choose, portable
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.vmap import VmapEngine
+from rpel.tasks.examples import Examples
 from support.device_cases import cases, resolved, task_of
 
 
@@ -99,6 +103,8 @@ def use_stand_in() -> None:
     array_functions.device_generator = lambda rng, like: None  # torch has none for the stand-in device
     forgeries.second_eigenvector = _on_host(forgeries.second_eigenvector)
     VmapEngine._masks = _on_host(VmapEngine._masks)  # type: ignore[method-assign]
+    private.check_forward = _on_host(private.check_forward)
+    objective.on_host = Standing("dev").read  # type: ignore[assignment]
     for module in (array_functions, forgeries, linear):
         module.lend = _lend  # type: ignore[attr-defined]
 
@@ -115,20 +121,19 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
     array_functions.WITHOUT_FLOAT64 = {"dev"} if kind is Narrow else set()
     made, arrays, mode = resolved(cases()[name]), kind("dev"), FakeTensorMode(allow_non_fake_inputs=False)
     task = copy.copy(task_of(made, Torch()))
-    assert isinstance(task, DeviceTask)
-    initial, stored = task.initial(), task.local_state(1)
+    given, initial, stored = task.examples, task.initial(), task.local_state(1)
     task.initial = lambda: initial  # type: ignore[method-assign]
     task.local_state = lambda h: np.tile(stored, (h, 1))  # type: ignore[method-assign]
-    task.arrays = arrays
-    task.use("alone" if name.endswith("alone") else "unfold")
+    table = PLAIN if name.endswith("alone") else portable()
+    task.engine = choose(task.module, task.loss, replace(task.probe, device=torch.device("dev")), table)
+    task.nodes_per_call = task.engine.nodes_per_call(task.batch_size)
     task.engine_by_example = lambda: task.engine  # type: ignore[method-assign]
-    if made.spec.max_grad_norm is not None:  # masks of dropout are of batches of one
-        example = task.examples.batch(np.zeros((1, 1), np.int64), None, torch.float32)[0][0]
-        many: Any = getattr(task.engine, "many", task.engine)
-        many.prepare(example, torch.float32)
-    made_beforehand(task.engine, mode)
+    make_copies(task.engine, mode)
     with mode:
-        task.data = DeviceExamples(task.examples, arrays)
+        task.examples = Examples(
+            given.dataset, given.virtual or given.held, given.batch_size, given.seed, given.flipped.tolist(),
+            given.trigger, "dev",
+        )  # fmt: skip
         run = Engine(made, task, arrays=arrays)
         break_on_purpose(run, broken)
         arrays.sent.clear()
@@ -145,21 +150,17 @@ def play(name: str, broken: str | None, kind: type[Standing] = Standing) -> None
         assert not gone, f"copied between devices: {gone}"
 
 
-def made_beforehand(engine: Any, mode: FakeTensorMode) -> None:
-    """The copies of the network that an engine works with: of real parameters,
-    which a round does not meet."""
-    if not isinstance(engine, NodeByNode):
-        for train in (True, False):
-            engine._copy(train)
-        return
-    engine.device = torch.device("cpu")
-    for engine.lane in range(4):
+def make_copies(engine: Any, mode: FakeTensorMode) -> None:
+    """Make the copies of the network that an engine works with, of real parameters, beforehand."""
+    if isinstance(engine, VmapEngine):
+        engine._copy(train=True)
+    if isinstance(engine, AutogradEngine):
+        engine.device = torch.device("cpu")
         made = engine._copy(torch.float32)
         with mode:
             made.module._apply(lambda value: torch.empty(value.shape, dtype=value.dtype, device="dev"))  # type: ignore[no-untyped-call]
-        made.device = torch.device("dev")
         made.parameters, made.buffers = list(made.module.parameters()), list(made.module.buffers())
-    engine.device, engine.lane = made.device, 0
+        engine.device = torch.device("dev")
 
 
 def break_on_purpose(run: Engine, how: str | None) -> None:
@@ -172,7 +173,7 @@ def break_on_purpose(run: Engine, how: str | None) -> None:
         "float64": lambda group, out=None: group.table[:10].double().float(),
     }
     if how in ways:
-        rule.__dict__["run"] = ways[how]
+        type(rule).run = lambda self, group, out=None: ways[how](group)  # type: ignore[method-assign]
 
 
 def broken() -> Iterator[str]:

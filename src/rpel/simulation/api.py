@@ -23,7 +23,7 @@ from rpel.simulation.run import run as _run
 from rpel.spec import DatasetName, MethodName, Spec
 from rpel.tasks import Task
 from rpel.tasks.checks import check_model
-from rpel.tasks.task import Loss
+from rpel.tasks.engines import Loss
 from rpel.types import WireName
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]

@@ -6,9 +6,7 @@ the exchange. Nothing else of that size is ever made.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -75,12 +73,8 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
     if trains and isinstance(shards, list):
         honest = np.setdiff1d(np.arange(spec.nodes), hostile)
         shards = dict(zip(honest.tolist(), shards, strict=True))
-    make: Callable[..., Classification] = Classification
-    if spec.backend == "torch":
-        from rpel.tasks.device import DeviceTask
-
-        make = partial(DeviceTask, cast(Any, arrays or build_backend(spec)))
-    return make(
+    device = cast(Any, arrays or build_backend(spec)).device if spec.backend == "torch" else "cpu"
+    return Classification(
         dataset,
         shards,
         module,
@@ -88,6 +82,7 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
         inputs.metric,
         batch_size=spec.batch_size,
         seed=spec.seed,
+        device=device,
         flipped=hostile,
         trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
         tests=tests,

@@ -26,7 +26,8 @@ from rpel.runs.certificate import versions
 from rpel.simulation.methods import Resolved
 from rpel.spec import Spec
 from rpel.tasks.checks import check_loss
-from rpel.tasks.task import Loss, metrics
+from rpel.tasks.engines import Loss
+from rpel.tasks.metrics import metrics
 from rpel.types import ROBUST_RULE, Integers
 
 log = logging.getLogger("rpel")

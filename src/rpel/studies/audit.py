@@ -41,7 +41,7 @@ from rpel.simulation.workers import pinned
 from rpel.spec import Spec
 from rpel.studies import plots
 from rpel.tasks import Classification
-from rpel.tasks.task import tensor
+from rpel.tasks.engines.engine import tensor
 from rpel.types import Floats, Integers
 
 log = logging.getLogger("rpel")

@@ -1,18 +1,18 @@
-"""Tasks: what the nodes learn. `Task` is one of the user's own; `Objective` is what the simulator and the
-peers ask for, and `Classification` is one, for any network and any data.
+"""Tasks: what the nodes learn. `Task` is made by users; `Objective` is what the simulator and the peers ask
+for, and `Classification` is one, for any network and any data.
 
-`own` has the user's task, `objective` the contract, `batches` the examples by coordinates, `checks` whether
-network, loss and data fit together, `task` what is asked of an engine. The engines are `autograd` (any torch
-module), `vmap` (small ones, many nodes at once), and `linear` and `convolution` for networks of a known form.
+`task` has the user's task, `objective` the contract, `examples` the data by coordinates, `checks` whether
+network, loss and data fit together, `private` clipped and noisy gradients. `engines` is the table of who
+computes; `native` has hand-written convolutions for networks of the paper's form.
 """
 
 from rpel.backend.one_thread import one_torch_thread
 from rpel.data import Dataset
-from rpel.tasks.batches import Trigger
-from rpel.tasks.classification import Classification
-from rpel.tasks.objective import Objective
-from rpel.tasks.own import Task
-from rpel.tasks.task import Engine, Metric
+from rpel.tasks.engines import Engine
+from rpel.tasks.examples import Trigger
+from rpel.tasks.metrics import Metric
+from rpel.tasks.objective import Classification, Objective
+from rpel.tasks.task import Task
 
 __all__ = [
     "Classification",

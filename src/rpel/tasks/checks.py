@@ -18,8 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from rpel.data import Dataset, trees
 from rpel.models import Factory, flatten, trained
-from rpel.tasks.autograd import AutogradEngine
-from rpel.tasks.task import Metric
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.engine import Probe
+from rpel.tasks.metrics import Metric
 
 _IGNORED = -100  # the target that cross-entropy leaves out
 
@@ -107,21 +108,12 @@ def check_classes(outputs: int, dataset: Dataset) -> None:
             raise ValueError(f"the {part} labels begin at {low}: classes are whole numbers from 0 on")
 
 
-def check_fit(
-    engine: AutogradEngine,
-    module: nn.Module,
-    metrics: Mapping[str, Metric],
-    dataset: Dataset,
-    probe: Any,
-    targets: Any,
-    batch_size: int,
-) -> bool:
-    """Whether outputs and targets are classes; ValueError where the model,
-    the loss or a metric does not fit."""
+def check_fit(engine: AutogradEngine, metrics: Mapping[str, Metric], dataset: Dataset, given: Probe) -> bool:
+    """Whether outputs and targets are classes; ValueError where model, loss or a metric does not fit."""
+    probe, targets, module = given.inputs, given.targets, engine.module
     x = flatten(module)[None]
-    local = torch.cat([*(value.detach().reshape(-1).float() for value in module.buffers()), torch.empty(0)])[
-        None
-    ]
+    state = [value.detach().reshape(-1).float() for value in module.buffers()]
+    local = torch.cat([*state, torch.empty(0)])[None]
     output = _outputs(engine, x, local, probe)
     classes = _classes(output, targets)
     if classes and engine.loss is F.cross_entropy:
@@ -132,7 +124,7 @@ def check_fit(
         _check_pairings(f"metric {name!r}", metric.function, [(output, targets), (again, _twice(targets))])
         _check_metric(name, metric, output, targets)
     _check_gradient(engine, x, local, probe, targets)
-    if batch_size == 1:
+    if given.batch_size == 1:
         _check_single(engine, x, local, probe, targets)
     return classes
 

@@ -13,23 +13,26 @@ Plain twin: a loop over examples, in tests/test_privacy.py.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import nn
 
 from rpel.backend.arrays import empty, standard_normal
 from rpel.randomness import stream
-from rpel.tasks.autograd import Copy
-from rpel.tasks.objective import Draw
-from rpel.tasks.task import tensor
+from rpel.tasks.engines.autograd import Copy
+from rpel.tasks.engines.engine import tensor
 from rpel.types import Floats, Integers
 
 if TYPE_CHECKING:
-    from rpel.tasks.classification import Classification
+    from rpel.tasks.objective import Classification
+
+Draw = Callable[[str, int, int, int], Generator]
+"""draw(purpose, t, k, node): a generator for local step k of a node in round t."""
 
 
 class PrivateGradients:
@@ -62,7 +65,7 @@ class PrivateGradients:
         sizes: Mapping[int, int] | None = None,
     ) -> None:
         check_module(task.module)
-        check_forward(task.module, task.probe()[0])
+        check_forward(task.module, task.probe.inputs)
         if noise_multiplier and not math.isfinite(max_grad_norm):
             raise ValueError(
                 f"noise_multiplier {noise_multiplier:g} needs a max_grad_norm: noise is measured against it"
@@ -158,9 +161,9 @@ class PrivateGradients:
     ) -> None:
         """The sums of the clipped gradients of c nodes into out (c, d)."""
         examples, engine = self.task.examples, self.engine
-        coins = patched = None
+        varied = patched = None
         if examples.dataset.augment is not None:
-            coins = self._uniform("private-augment", ids, t, k, (rows.shape[1], 3))
+            varied = self._uniform("private-augment", ids, t, k, (rows.shape[1], 3))
         if examples.trigger is not None:
             poisoned = self._uniform("private-backdoor", ids, t, k, rows.shape[1:]) < examples.trigger.share
             patched = np.asarray(poisoned & np.isin(ids, examples.flipped)[:, None])
@@ -168,14 +171,14 @@ class PrivateGradients:
         if engine.noisy:
             seeds = (self._uniform("private-dropout", ids, t, k, rows.shape[1:]) * 2**53).astype(np.int64)
         if examples.dataset.collate is None:
-            inputs, labels = self.task.batch(rows, ids, x.dtype, coins, patched)
+            inputs, labels = examples.batch(rows, ids, x.dtype, varied, patched)
             engine.clipped(x, local, inputs, labels, seeds, present, self.max_grad_norm, out)
             return
         out.zero_()
         one = torch.empty_like(out[:1])
         for i, place in zip(*np.nonzero(present), strict=True):  # of examples that are not alike, one by one
             node, each = slice(i, i + 1), slice(place, place + 1)
-            inputs, labels = self.task.batch(rows[node, each], ids[node], x.dtype)
+            inputs, labels = examples.batch(rows[node, each], ids[node], x.dtype)
             there = np.ones((1, 1), bool)
             engine.clipped(
                 x[node], local[node], inputs, labels, seeds[node, each], there, self.max_grad_norm, one
@@ -212,7 +215,7 @@ def check_module(module: nn.Module) -> None:
 
 def check_forward(module: nn.Module, inputs: Any) -> None:
     """ValueError for a network whose forward pass writes to its own buffers or parameters."""
-    own = Copy(module, torch.float32, torch.device("cpu"))
+    own = Copy(module, torch.float32)
     own.module.train()
     before = {name: (value, value._version, value.detach().clone()) for name, value in _state(own.module)}
     with torch.random.fork_rng(devices=[]), torch.no_grad():

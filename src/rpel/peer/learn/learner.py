@@ -37,7 +37,7 @@ from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.learn.privacy import ASKED, Private, asked_of
 from rpel.spec import Training
 from rpel.tasks import Classification, Objective, Task
-from rpel.tasks.task import tensor
+from rpel.tasks.engines.engine import tensor
 from rpel.text import shortened
 from rpel.types import Arrays, Integers, Measured, Models
 

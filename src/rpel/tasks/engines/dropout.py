@@ -1,4 +1,4 @@
-"""Dropout with a generator of its own, in the place of torch's."""
+"""Dropout that draws from a node's own generator, in the place of torch's."""
 
 from collections.abc import Callable
 
@@ -11,26 +11,26 @@ DropoutLayer = Callable[[float], nn.Module]
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from a given generator."""
+    """Dropout that draws from a given generator on the host, so that every device drops the same values."""
 
     def __init__(self, p: float, generator: torch.Generator) -> None:
         super().__init__()
         self.p, self.generator = p, generator
 
     @property
-    def drops(self) -> bool:
+    def active(self) -> bool:
+        """Whether anything is dropped now."""
         return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * dropout_mask(self.p, x, self.generator) if self.drops else x
+        return x * dropout_mask(self.p, x, self.generator) if self.active else x
 
 
 def dropout_mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
-    """What dropout multiplies values with, laid out as they are: 0 with probability p,
-    else what keeps their mean.
+    """Factors of dropout for values laid out like these: 0 with probability p, else 1 / (1 − p).
 
-    A number of the generator decides on four values, so p counts in steps of 2**-16; a number for each of
-    them, as bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
+    One number of the generator decides on four values, so p counts in steps of 2**-16; a number for each, as
+    bernoulli_ draws, took a twentieth of a step of CIFAR-10's network.
 
     >>> dropout_mask(0.5, torch.empty(8), torch.Generator().manual_seed(1))
     tensor([0., 0., 0., 2., 2., 0., 2., 0.])
@@ -38,11 +38,11 @@ def dropout_mask(p: float, like: Tensor, generator: torch.Generator) -> Tensor:
     steps = round(p * 2**16)
     if steps == 2**16:
         return torch.zeros_like(like)
-    numbers = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
+    numbers = torch.empty(-(-like.numel() // 4), dtype=torch.int64)
     draws = numbers.random_(-(2**63), None, generator=generator).view(torch.int16)[: like.numel()]
-    kept = torch.empty_like(like)  # without gaps, so that it is a vector in the order of its memory
+    kept = torch.empty_like(like, device="cpu")  # without gaps, so that it is a vector in its memory's order
     torch.ge(draws, steps - 2**15, out=kept.as_strided((like.numel(),), (1,)))
-    return kept.mul_(2**16 / (2**16 - steps))
+    return kept.mul_(2**16 / (2**16 - steps)).to(like.device)
 
 
 def altered(layer: nn.Module) -> bool:
@@ -59,7 +59,7 @@ def altered(layer: nn.Module) -> bool:
 
 
 def with_dropout(module: nn.Module, layer: DropoutLayer) -> nn.Module:
-    """The module with each nn.Dropout, at any depth, replaced by layer(p).
+    """Replace each nn.Dropout of a module, at any depth, by layer(p).
 
     >>> with_dropout(nn.Sequential(nn.Dropout(0.5)), lambda p: nn.Identity())
     Sequential(

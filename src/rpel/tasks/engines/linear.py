@@ -1,10 +1,9 @@
-"""Networks whose derivative is written down, so that no graph is built: their form,
-and the engine for linear layers.
+"""Networks of linear layers, whose derivative is written down, so that no graph is built.
 
 The form is ``[C-R-M]… L-R-…-L[-S]`` of the paper's notation: convolutions each followed by rectifier and
-pooling by 2, then linear layers with rectifiers between them, then log-softmax or nothing. Whatever else a
-module contains, or does when it is called (hooks, a forward of its own), makes it a stranger here
-(`recognise` returns None), and autograd takes it.
+pooling by 2, then linear layers with rectifiers between them, then log-softmax or nothing. `recognise`
+returns None for any other module, and for one that does something else when it is called (hooks, a forward of
+its own); other engines compute those. Networks with convolutions are computed in `rpel.tasks.native`.
 
 The engine computes the layers of many nodes at once: one batched matrix product per layer instead of a loop
 over nodes. Values are (nodes, width, examples): examples innermost,
@@ -12,7 +11,6 @@ so that a softmax over few classes is a pass over long rows.
 
 Invariants: a node's result does not depend, in value, on which nodes are computed beside it, and for a fixed
 division of the nodes not in a single bit; gradients end in the rows of the result.
-Plain twin: autograd on `nn.Linear`, `nn.ReLU` and cross-entropy, node by node.
 """
 
 import math
@@ -27,11 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rpel.backend.cache import compiled
-from rpel.tasks.dropout import altered
-from rpel.tasks.task import Engine, shortened, tensor
-from rpel.types import Floats, Integers
+from rpel.tasks.engines.dropout import altered
+from rpel.tasks.engines.engine import Engine, Loss, Probe, clip_factors, lend, wide
+from rpel.types import Integers
 
-_SCRATCH = 1 << 20  # bytes that are worth having in the cache at once
+CACHE_BYTES, DEVICE_BYTES = 1 << 20, 1 << 28  # of inputs or values computed at once, on a CPU and elsewhere
+
+
+def build(module: nn.Module, loss: Loss, probe: Probe) -> "LinearEngine | None":
+    """The engine of linear layers with rectifiers between them."""
+    layers = matching(module, loss, probe)
+    return None if layers is None or layers.convolutions else LinearEngine(layers, probe)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Layers:
     convolutions: tuple[Affine, ...]
     linears: tuple[Affine, ...]
     d: int
-    flattens: bool = True
+    flattens: bool
+    log_softmax: bool
 
     def take(self, shape: tuple[int, ...]) -> bool:
         """Whether they fit on examples of this shape, layer by layer.
@@ -91,7 +96,17 @@ def recognise(module: nn.Module) -> Layers | None:
     if form is None:
         return None
     layers = [layer for layer in module if isinstance(layer, nn.Conv2d | nn.Linear)]
-    return _placed(layers, form[1].count("C"), "F" in form[1]) if _just(layers, module) else None
+    if not _just(layers, module):
+        return None
+    return _placed(layers, form[1].count("C"), "F" in form[1], form[0].endswith("S"))
+
+
+def matching(module: nn.Module, loss: Loss, probe: Probe) -> Layers | None:
+    """The layers of a network of this form that classifies float examples by cross-entropy."""
+    if loss is not F.cross_entropy or not probe.labels or not isinstance(probe.inputs, Tensor):
+        return None
+    layers = recognise(module) if probe.inputs.is_floating_point() else None
+    return layers if layers is not None and layers.take(tuple(probe.inputs.shape[1:])) else None
 
 
 def _just(layers: list[nn.Conv2d | nn.Linear], module: nn.Module) -> bool:
@@ -138,7 +153,9 @@ def _letter(layer: nn.Module) -> str:
     return "R" if type(layer) is nn.ReLU else "?"
 
 
-def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bool) -> Layers | None:
+def _placed(
+    layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bool, log_softmax: bool
+) -> Layers | None:
     """Where each layer's parameters lie in the vector;
     None if a layer is not as wide as the one before it."""
     placed, at = [], 0
@@ -148,9 +165,9 @@ def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bo
         placed.append(Affine(slice(at, weight), slice(weight, end), tuple(layer.weight.shape), padding))
         at = end
     chained = all(a.shape[0] == b.shape[1] for a, b in pairwise(placed) if len(a.shape) == len(b.shape))
-    return (
-        Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at, flattens) if chained else None
-    )
+    if not chained:
+        return None
+    return Layers(tuple(placed[:convolutions]), tuple(placed[convolutions:]), at, flattens, log_softmax)
 
 
 # --- the engine ---------------------------------------------------------------------------------------------
@@ -159,23 +176,23 @@ def _placed(layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bo
 class LinearEngine(Engine):
     """Networks of linear layers only: any number of nodes at once."""
 
-    def __init__(self, layers: Layers) -> None:
-        super().__init__()
-        self.linears = layers.linears
+    def __init__(self, layers: Layers, probe: Probe) -> None:
+        super().__init__(F.cross_entropy)
+        self.linears, self.log_softmax = layers.linears, layers.log_softmax
+        self.serial = probe.device.type != "cpu"
 
-    def together(self, batch: int | None = None) -> int:
-        """How many nodes to compute at once: so many that their inputs, or their widest values,
-        fit into the cache."""
+    def nodes_per_call(self, batch: int | None = None) -> int:
+        """So many that their inputs, or their widest values, fit into the cache."""
         widest = max(layer.shape[0] for layer in self.linears) * self.block
-        return max(1, _SCRATCH // (4 * (batch * self.linears[0].shape[1] if batch else widest)))
+        each = 4 * (batch * self.linears[0].shape[1] if batch else widest)
+        return max(1, (DEVICE_BYTES if self.serial else CACHE_BYTES) // each)
 
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
-        """The gradients of c nodes, x (c, d), inputs (c, B, …), labels (c, B), into out (c, d)."""
+        """The gradients of c nodes."""
         values = self._forward(x, inputs.flatten(2).mT)
-        delta = values.pop().exp_()
-        delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
+        delta = _output_gradient(values.pop(), labels)
         delta /= labels.shape[1]
         for position in reversed(range(len(self.linears))):
             layer, entered = self.linears[position], values[position]
@@ -190,29 +207,29 @@ class LinearEngine(Engine):
         self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any,
         norm: float, out: Tensor,
     ) -> None:  # fmt: skip
-        """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
+        """Sums of clipped gradients of single examples.
 
-        A layer's gradient is an outer product δ aᵀ, with δ for the bias, and as long as ‖δ‖ √(‖a‖² + 1): so
-        no gradient of a single example is ever made.
+        A layer's gradient is an outer product δ aᵀ, with δ for the bias, and ‖δ‖ √(‖a‖² + 1) long: so no
+        gradient of a single example is ever made.
         """
         values = self._forward(x, inputs.flatten(2).mT)
-        delta = values.pop().exp_()
-        delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
-        deltas, squared = [delta], torch.zeros(present.shape, dtype=torch.float64)
+        deltas, kind = [_output_gradient(values.pop(), labels)], wide(x)
+        squared = x.new_zeros(present.shape, dtype=kind)
         for position in reversed(range(len(self.linears))):
             entered = values[position]
-            of_layer = deltas[-1].square().sum(dim=1, dtype=torch.float64)
-            squared += of_layer * (1 + entered.square().sum(dim=1, dtype=torch.float64))
+            of_layer = deltas[-1].square().sum(dim=1, dtype=kind)
+            squared += of_layer * (1 + entered.square().sum(dim=1, dtype=kind))
             if position:
                 deltas.append(torch.bmm(_weight(x, self.linears[position]).mT, deltas[-1]) * (entered > 0))
-        factors = torch.where(tensor(present), shortened(squared.sqrt(), norm), 0.0)[:, None].to(x.dtype)
+        there = lend(present, x)
+        factors = torch.where(there, clip_factors(squared.sqrt(), norm), 0.0)[:, None].to(x.dtype)
         for layer, entered, delta in zip(self.linears, values, reversed(deltas), strict=True):
             part = torch.where(factors > 0, delta * factors, 0.0)
             _weight(out, layer).copy_(torch.bmm(part, torch.where(factors > 0, entered, 0.0).mT))
             torch.sum(part, dim=2, out=out[:, layer.bias])
 
-    def _forward(self, x: Tensor, inputs: Tensor) -> list[Tensor]:
-        """What enters each layer and, last, the log-probabilities (c, classes, B).
+    def _forward(self, x: Tensor, inputs: Tensor, log_softmax: bool = True) -> list[Tensor]:
+        """What enters each layer and, last, the log-probabilities (c, classes, B), or the scores themselves.
 
         inputs: (c, features, B), or (features, B) common to all nodes.
         """
@@ -221,20 +238,28 @@ class LinearEngine(Engine):
             if len(values) > 1:
                 values[-1].relu_()
             values.append(_product(_weight(x, layer), values[-1]).add_(x[:, layer.bias, None]))
-        values[-1] = F.log_softmax(values[-1], dim=1)
+        if log_softmax:
+            values[-1] = F.log_softmax(values[-1], dim=1)
         return values
 
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
-        """Log-probabilities (c, N, classes) of c nodes on the same inputs (N, …)."""
-        return self._forward(x, inputs.flatten(1).mT)[-1].mT
+        """Outputs (c, N, classes) of c nodes on the same inputs (N, …)."""
+        return self._forward(x, inputs.flatten(1).mT, self.log_softmax)[-1].mT
 
-    def score(self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Floats, Floats]:
-        """How many of the common inputs (N, …) each of c nodes gets right (c,),
-        and the sum of its losses (c,)."""
-        found = self._forward(x, inputs.flatten(1).mT)[-1].contiguous().numpy()
+    def classify(self, x: Tensor, local: Tensor, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Right answers (c,) and summed cross-entropy (c,); on a CPU in one pass over long rows."""
+        if self.serial:
+            return super().classify(x, local, inputs, labels)
+        scores = self._forward(x, inputs.flatten(1).mT)[-1].contiguous().numpy()
         right, lost = np.zeros(len(x)), np.zeros(len(x))
-        _score(found, labels.numpy(), right, lost)
-        return right, lost
+        _classify(scores, labels.numpy(), right, lost)
+        return torch.from_numpy(right), torch.from_numpy(lost)
+
+
+def _output_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Of each example's negative log-likelihood; log_probabilities (c, classes, B) is overwritten."""
+    delta = log_probabilities.exp_()
+    return delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
 
 
 def _weight(x: Tensor, layer: Affine) -> Tensor:
@@ -243,8 +268,7 @@ def _weight(x: Tensor, layer: Affine) -> Tensor:
 
 
 def _product(weight: Tensor, values: Tensor) -> Tensor:
-    """weight (c, outputs, inputs) times values of each node, or common ones:
-    then with all weights in one matrix."""
+    """weight (c, outputs, inputs) times values of each node, or common ones: then with all in one matrix."""
     if values.dim() == 3:
         return torch.bmm(weight, values)
     c, outputs, inputs = weight.shape
@@ -252,9 +276,8 @@ def _product(weight: Tensor, values: Tensor) -> Tensor:
 
 
 @compiled
-def _score(logp: Any, labels: Any, right: Any, lost: Any) -> None:
-    """Per node of logp (c, classes, N): right answers, where the first of equals or of NaNs wins,
-    and summed losses."""
+def _classify(logp: Any, labels: Any, right: Any, lost: Any) -> None:
+    """Right answers and summed losses per node of logp (c, classes, N); the first of equals or NaNs wins."""
     nodes, classes, count = logp.shape
     best, who = np.empty(count, logp.dtype), np.empty(count, np.int32)
     for i in range(nodes):

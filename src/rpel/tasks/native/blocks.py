@@ -11,13 +11,13 @@ Invariants (arrays are flat, images are (rows, columns, channels), positions cou
   a mean far from zero costs no digits;
 - the buffers between a forward and its backward belong to the module, of which each thread has its own: a
   forward that comes before the last one's backward would spoil it, so only a plain nn.Sequential, run once,
-  is treated so;
+  is rewritten;
 - what is added to what, and in which order, depends on the shapes alone.
 
-Plain twin: the layers themselves, to 1e-4 of the largest value in float32.
+The result is that of the layers themselves, to 1e-4 of the largest value in float32.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,22 +39,23 @@ from rpel.backend.vectors import (
     vector_of,
     zero,
 )
-from rpel.tasks.dropout import Dropout, altered, dropout_mask
-from rpel.tasks.winograd import (
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.dropout import Dropout, altered, dropout_mask
+from rpel.tasks.engines.engine import Loss, Probe
+from rpel.tasks.native.winograd import (
+    FEWEST,
     LANES,
     Sizes,
-    WinogradConv2d,
     add_moments,
     convolve,
     differentiate,
     filters,
     filters_back,
     flat,
-    is_plain,
+    matrices_size,
     over_pixels,
     product,
     raised,
-    room,
     sizes,
 )  # fmt: skip
 from rpel.types import Floats
@@ -308,7 +309,7 @@ def convolve_patches(
 def back_patches(
     x: Floats, z: Sizes, r: Floats, q: Floats, d: Floats, terms: Floats, d_weight: Floats, d_bias: Floats
 ) -> None:
-    """The derivative of `convolve_patches` and what follows it in a block; of x nobody wants it."""
+    """The derivative of `convolve_patches` and what follows it in a block; the input needs none."""
     whole, run = z.height * z.width, 9 * z.inner
     padded, patches = (
         np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype),
@@ -330,12 +331,12 @@ class Block(NamedTuple):
     convolution: nn.Conv2d
     norm: nn.BatchNorm2d
     pooled: bool
-    dropout: Dropout | None
+    dropout: nn.Module | None
 
     @property
     def patches(self) -> bool:
-        """Whether channels are too few for Winograd's way."""
-        return not isinstance(self.convolution, WinogradConv2d)
+        """Channels are too few for Winograd's algorithm."""
+        return not all(map(_many, (self.convolution.in_channels, self.convolution.out_channels)))
 
 
 @dataclass
@@ -355,57 +356,34 @@ class _Kept:
 
 
 class Blocks(nn.Module):
-    """Blocks in turn, in the place of their layers."""
+    """The blocks that a network begins with, in the place of their layers."""
 
     def __init__(self, layers: Sequence[nn.Module], blocks: Sequence[Block]) -> None:
         super().__init__()
         self.layers, self.blocks = nn.ModuleList(layers), list(blocks)
         self.kept: list[_Kept] = []
-        self.buffer: dict[tuple[Any, ...], Tensor] = {}
+        self.buffers_by_name: dict[tuple[Any, ...], Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._takes(x):
-            out: Tensor = _Function.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
-            return out
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        out: Tensor = _Function.apply(self, x, *self.parameters())  # type: ignore[no-untyped-call]
+        return out
 
-    def _takes(self, x: Tensor) -> bool:
-        """Whether images are whole tiles before each block,
-        and nobody asks for the derivative of raw ones."""
-        first = self.blocks[0].convolution
-        if (
-            x.dim() != 4
-            or not len(x)
-            or x.dtype != first.weight.dtype
-            or x.dtype not in (torch.float32, torch.float64)
-        ):
-            return False
-        height, width = x.shape[2:]
-        for block in self.blocks:
-            if height % 4 or width % 4:
-                return False
-            height, width = (height // 2, width // 2) if block.pooled else (height, width)
-        return x.shape[1] == first.in_channels and not (self.blocks[0].patches and x.requires_grad)
-
-    def room(self, name: str, like: Tensor, *shape: int) -> Tensor:
+    def buffer_like(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """A buffer that stays from step to step: new memory of this size costs more than a pass over it."""
         key = name, like.dtype, shape
-        if key not in self.buffer:
-            self.buffer[key] = like.new_empty(shape)
-        return self.buffer[key]
+        if key not in self.buffers_by_name:
+            self.buffers_by_name[key] = like.new_empty(shape)
+        return self.buffers_by_name[key]
 
     # --- forward ---
 
     def run(self, x: Tensor) -> Tensor:
+        """The blocks' output (N, C, H, W)."""
         images, self.kept = x.permute(0, 2, 3, 1).contiguous(), []
         enter = images.new_ones(images.shape[3]), images.new_zeros(images.shape[3])
         for i, block in enumerate(self.blocks):
             images, enter = self._block(i, block, images, enter)
-        if not self.blocks[-1].pooled:
-            images = torch.addcmul(enter[1], images, enter[0])
-        return images.permute(0, 3, 1, 2)
+        return torch.addcmul(enter[1], images, enter[0]).permute(0, 3, 1, 2)
 
     def _block(
         self, i: int, block: Block, x: Tensor, enter: tuple[Tensor, Tensor]
@@ -413,7 +391,7 @@ class Blocks(nn.Module):
         layer, norm = block.convolution, block.norm
         n, height, width, inner = x.shape
         z, outer = sizes(height, width, inner, layer.out_channels), layer.out_channels
-        r = self.room(f"r{i}", x, n, height, width, outer)
+        r = self.buffer_like(f"r{i}", x, n, height, width, outer)
         assert norm.running_mean is not None
         pivot = norm.running_mean.to(x.dtype, copy=True)
         bias = x.new_zeros(outer) if layer.bias is None else layer.bias
@@ -423,11 +401,8 @@ class Blocks(nn.Module):
             convolve_patches(flat(x), z, weight, flat(bias), flat(pivot), flat(r), flat(moments))
         else:
             (scale, shift), (v, m), u = map(flat, enter), self._matrices(x, z), flat(filters(layer.weight))
-            floor = flat(x.new_zeros(1))
-            convolve(
-                flat(x), z, scale, shift, u, flat(bias), floor, flat(pivot), v, m, flat(r), flat(moments)
-            )
-        mean, inverse = self._normal(norm, pivot, moments, n * height * width)
+            convolve(flat(x), z, scale, shift, u, flat(bias), flat(pivot), v, m, flat(r), flat(moments))
+        mean, inverse = _normal(norm, pivot, moments, n * height * width)
         factor = norm.weight.detach() * inverse
         leave = factor.to(x.dtype), (norm.bias.detach() - mean * factor).to(x.dtype)
         kept = _Kept(x, z, enter, r, mean.to(x.dtype), inverse, leave[0], r.new_empty(0))
@@ -435,54 +410,36 @@ class Blocks(nn.Module):
         return self._pooled(i, block, kept, leave[1]) if block.pooled else (r, leave)
 
     def _matrices(self, x: Tensor, z: Sizes) -> tuple[Any, Any]:
-        """Room for the matrices of what comes in and of what goes out."""
-        return flat(self.room("v", x, room(z, z.inner))), flat(self.room("m", x, room(z, z.outer)))
-
-    @staticmethod
-    def _normal(norm: nn.BatchNorm2d, pivot: Tensor, moments: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Mean and 1 / √(variance + ε) of each channel, in float64; in training the running ones move."""
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.num_batches_tracked is not None
-        if not norm.training:
-            return norm.running_mean.double(), (norm.running_var.double() + norm.eps).rsqrt()
-        above = moments[0] / count
-        mean, variance = pivot + above, (moments[1] / count - above.square()).clamp(min=0)
-        norm.num_batches_tracked += 1
-        assert norm.momentum is not None
-        norm.running_mean.lerp_(mean.to(pivot.dtype), norm.momentum)
-        norm.running_var.lerp_((variance * (count / (count - 1))).to(pivot.dtype), norm.momentum)
-        return mean, (variance + norm.eps).rsqrt()
+        """Memory for the matrices of what comes in and of what goes out."""
+        inner, outer = (self.buffer_like(name, x, matrices_size(z, channels)) for name, channels in
+                        (("v", z.inner), ("m", z.outer)))  # fmt: skip
+        return flat(inner), flat(outer)
 
     def _pooled(
         self, i: int, block: Block, kept: _Kept, shift: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         n, height, width, outer = kept.r.shape
-        kept.q = self.room(f"q{i}", kept.r, n, height // 2, width // 2, outer)
-        y = (
-            torch.empty_like(kept.q)
-            if i == len(self.blocks) - 1
-            else self.room(f"y{i}", kept.q, *kept.q.shape)
-        )
+        kept.q = self.buffer_like(f"q{i}", kept.r, n, height // 2, width // 2, outer)
+        y = self.buffer_like(f"y{i}", kept.q, *kept.q.shape)
         pool(flat(kept.r), kept.z, flat(kept.scale), flat(shift), flat(kept.q), flat(y))
-        if block.dropout is not None and block.dropout.drops:
-            kept.mask = dropout_mask(block.dropout.p, y.permute(0, 3, 1, 2), block.dropout.generator)
-            kept.mask = kept.mask.permute(0, 2, 3, 1)
+        if isinstance(block.dropout, Dropout) and block.dropout.active:
+            mask = dropout_mask(block.dropout.p, y.permute(0, 3, 1, 2), block.dropout.generator)
+            kept.mask = mask.permute(0, 2, 3, 1)
             y *= kept.mask
         return y, (y.new_ones(outer), y.new_zeros(outer))
 
     # --- backward ---
 
-    def run_back(self, d: Tensor, for_x: bool) -> tuple[Tensor | None, list[Tensor]]:
-        """The derivatives of x, if anybody wants it, and of the parameters."""
+    def run_back(self, d: Tensor) -> list[Tensor]:
+        """The derivatives of the parameters; the input is data and needs none."""
         d = d.permute(0, 2, 3, 1).contiguous()
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for i in reversed(range(len(self.blocks))):
-            of_block, d = self._block_back(i, d, for_x)
-            found = of_block + found
-        return (d.permute(0, 3, 1, 2) if for_x else None), found
+            of_block, d = self._block_back(i, d)
+            gradients = of_block + gradients
+        return gradients
 
-    def _block_back(self, i: int, d: Tensor, for_x: bool) -> tuple[list[Tensor], Tensor]:
+    def _block_back(self, i: int, d: Tensor) -> tuple[list[Tensor], Tensor]:
         block, kept = self.blocks[i], self.kept[i]
         layer, z = block.convolution, kept.z
         if kept.mask is not None:
@@ -492,32 +449,21 @@ class Blocks(nn.Module):
             sums = torch.zeros(2, z.outer, dtype=torch.float64)
             results = kept.q if block.pooled else kept.r
             correlation(flat(d), flat(results), z.outer, flat(kept.mean), flat(sums))
-        terms, d_bias = self._terms(block.norm, kept, sums), torch.zeros(z.outer, dtype=torch.float64)
+        terms, d_bias = _terms(block.norm, kept, sums), torch.zeros(z.outer, dtype=torch.float64)
         given = flat(kept.r), flat(kept.q), flat(d), flat(terms)
         if block.patches:
             d_weight = d.new_zeros(3, 3, z.inner, z.outer)
             back_patches(flat(kept.x), z, *given, flat(d_weight), flat(d_bias))
             of_layer, d_x = d_weight.permute(3, 2, 0, 1), d
         else:
-            of_layer, d_x = self._filters_back(i, given, d_bias, for_x)
+            of_layer, d_x = self._filters_back(i, given, d_bias)
         norms = [(sums[1] * kept.inverse).to(d.dtype), sums[0].to(d.dtype)]
         return [of_layer, *([] if layer.bias is None else [d_bias.to(d.dtype)]), *norms], d_x
 
-    @staticmethod
-    def _terms(norm: nn.BatchNorm2d, kept: _Kept, sums: Tensor) -> Tensor:
-        """a, e and b (3, channels): before the rectifier the derivative is a · d + e · r + b."""
-        scale = kept.scale.double()
-        count = kept.r.numel() // len(scale)
-        moved = torch.zeros_like(scale) if not norm.training else scale / count
-        factor = -moved * kept.inverse.square() * sums[1]
-        return torch.stack([scale, factor, -moved * sums[0] - factor * kept.mean]).to(kept.r.dtype)
-
-    def _filters_back(
-        self, i: int, given: tuple[Any, ...], d_bias: Tensor, for_x: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _filters_back(self, i: int, given: tuple[Any, ...], d_bias: Tensor) -> tuple[Tensor, Tensor]:
         kept, layer = self.kept[i], self.blocks[i].convolution
         x, z = kept.x, kept.z
-        d_x = self.room(f"dx{i}", x, *x.shape) if i or for_x else x.new_empty(0)
+        d_x = self.buffer_like(f"dx{i}", x, *x.shape) if i else x.new_empty(0)
         dense = i > 0 and not self.blocks[i - 1].pooled
         mean, before = x.new_empty(0), torch.zeros(2 * z.inner if dense else 0, dtype=torch.float64)
         if dense:
@@ -531,6 +477,31 @@ class Blocks(nn.Module):
         return filters_back(d_u), d_x
 
 
+def _normal(norm: nn.BatchNorm2d, pivot: Tensor, moments: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / √(variance + ε) of each channel, in float64; in training the running ones move."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    if not norm.training:
+        return norm.running_mean.double(), (norm.running_var.double() + norm.eps).rsqrt()
+    above = moments[0] / count
+    mean, variance = pivot + above, (moments[1] / count - above.square()).clamp(min=0)
+    norm.num_batches_tracked += 1
+    assert norm.momentum is not None
+    norm.running_mean.lerp_(mean.to(pivot.dtype), norm.momentum)
+    norm.running_var.lerp_((variance * (count / (count - 1))).to(pivot.dtype), norm.momentum)
+    return mean, (variance + norm.eps).rsqrt()
+
+
+def _terms(norm: nn.BatchNorm2d, kept: _Kept, sums: Tensor) -> Tensor:
+    """a, e and b (3, channels): before the rectifier the derivative is a · d + e · r + b."""
+    scale = kept.scale.double()
+    count = kept.r.numel() // len(scale)
+    moved = torch.zeros_like(scale) if not norm.training else scale / count
+    factor = -moved * kept.inverse.square() * sums[1]
+    return torch.stack([scale, factor, -moved * sums[0] - factor * kept.mean]).to(kept.r.dtype)
+
+
 class _Function(torch.autograd.Function):
     """Blocks for autograd."""
 
@@ -542,63 +513,84 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_x, found = ctx.blocks.run_back(gradients[0], ctx.needs_input_grad[1])
-        return None, d_x, *found
+        return None, None, *ctx.blocks.run_back(gradients[0])
 
 
 # --- which layers -------------------------------------------------------------------------------------------
 
 
+def build(module: nn.Module, loss: Loss, probe: Probe) -> AutogradEngine | None:
+    """Autograd with blocks in the place of the layers that a plain nn.Sequential begins with, on a CPU."""
+    images = probe.inputs
+    if probe.device.type != "cpu" or probe.by_example or not isinstance(images, Tensor) or images.dim() != 4:
+        return None
+    if type(module) is not nn.Sequential or any(map(altered, module.modules())):
+        return None
+    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        return None  # a new Sequential would lose what is registered on the old one
+    blocks, _ = leading_blocks(list(module))
+    if not blocks or images.shape[1] != blocks[0].convolution.in_channels or not images.is_floating_point():
+        return None
+    height, width = images.shape[2:]
+    for block in blocks:  # images are whole tiles before each block
+        if height % 4 or width % 4:
+            return None
+        height, width = (height // 2, width // 2) if block.pooled else (height, width)
+    return AutogradEngine(module, loss, probe, with_blocks)
+
+
 def with_blocks(module: nn.Module) -> nn.Module:
-    """The module, whose convolutions may have gone Winograd's way, with blocks in the place of their layers.
+    """Put blocks in the place of the layers that a Sequential begins with.
 
     >>> from rpel.models import model
-    >>> from rpel.tasks.dropout import with_dropout
-    >>> from rpel.tasks.winograd import with_winograd
-    >>> network = with_dropout(with_winograd(model("cifar10")), lambda p: Dropout(p, torch.Generator()))
-    >>> [type(layer).__name__ for layer in with_blocks(network)][:3]
+    >>> [type(layer).__name__ for layer in with_blocks(model("cifar10", dropout=0))][:3]
     ['Blocks', 'Flatten', 'Linear']
     """
-    if type(module) is not nn.Sequential or any(map(altered, module.modules())):
-        return module
-    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
-        return module  # a new Sequential would lose what is registered on the old one
-    return nn.Sequential(*_grouped(list(module)))
+    layers = list(module)  # type: ignore[call-overload]
+    blocks, taken = leading_blocks(layers)
+    return nn.Sequential(Blocks(layers[:taken], blocks), *layers[taken:])
 
 
-def _grouped(layers: list[nn.Module]) -> Iterator[nn.Module]:
-    while layers:
-        blocks: list[Block] = []
-        taken = 0
-        while (found := _first(layers[taken:], not blocks)) is not None:
-            blocks.append(found[0])
-            taken += found[1]
-        if blocks:
-            yield Blocks(layers[:taken], blocks)
-        else:
-            yield layers[0]
-        del layers[: max(1, taken)]
+def leading_blocks(layers: list[nn.Module]) -> tuple[list[Block], int]:
+    """The blocks that the layers begin with, and how many layers they are."""
+    blocks: list[Block] = []
+    taken = 0
+    while (block := _first(layers[taken:], not blocks)) is not None:
+        blocks.append(block)
+        taken += 3 + block.pooled + (block.dropout is not None)
+    return blocks, taken
 
 
-def _first(layers: list[nn.Module], alone: bool) -> tuple[Block, int] | None:
-    """The block that the layers begin with, and how many of them it has; alone: nothing comes before it."""
-    if [type(layer) for layer in layers[1:3]] != [nn.ReLU, nn.BatchNorm2d]:
+def _first(layers: list[nn.Module], begins: bool) -> Block | None:
+    """The block that the layers begin with; begins: nothing comes before it, so channels may be few."""
+    if [type(layer) for layer in layers[:3]] != [nn.Conv2d, nn.ReLU, nn.BatchNorm2d]:
         return None
     convolution, _, norm = layers[:3]
+    assert isinstance(convolution, nn.Conv2d)
     assert isinstance(norm, nn.BatchNorm2d)
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
-    few = alone and is_plain(convolution)
-    if (
-        not usual
-        or not isinstance(convolution, nn.Conv2d)
-        or not (few or type(convolution) is WinogradConv2d)
-    ):
-        return None
-    if convolution.out_channels % LANES:
+    if not usual or not _is_plain(convolution) or convolution.out_channels % LANES:
         return None
     pooled = len(layers) > 3 and _halves(layers[3])
-    dropout = layers[4] if pooled and len(layers) > 4 and isinstance(layers[4], Dropout) else None
-    return Block(convolution, norm, pooled, dropout), 3 + pooled + (dropout is not None)
+    dropout = layers[4] if pooled and len(layers) > 4 and type(layers[4]) in (Dropout, nn.Dropout) else None
+    block = Block(convolution, norm, pooled, dropout)
+    return block if begins or not block.patches else None
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """Whether a layer is a 3 × 3 convolution that keeps the size of images, and nothing more."""
+    return (
+        layer.kernel_size == (3, 3)
+        and layer.padding in ((1, 1), "same")
+        and layer.padding_mode == "zeros"
+        and layer.stride == layer.dilation == (1, 1)
+        and layer.groups == 1
+    )
+
+
+def _many(channels: int) -> bool:
+    """Whether channels are enough for Winograd's algorithm to be faster."""
+    return channels >= FEWEST and channels % LANES == 0
 
 
 def _halves(layer: nn.Module) -> bool:

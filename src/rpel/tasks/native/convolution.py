@@ -2,7 +2,6 @@
 
 Invariants: one node is computed by one thread from beginning to end, so the number of threads cannot change a
 bit; a thread keeps scratch for one batch of one node and nothing else.
-Plain twin: autograd on the same module (`autograd.AutogradEngine`).
 """
 
 from itertools import pairwise
@@ -12,16 +11,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from rpel.tasks.linear import Affine, Layers
-from rpel.tasks.task import Engine
-from rpel.tasks.windows import (
+from rpel.tasks.engines.engine import Engine, Loss, Probe
+from rpel.tasks.engines.linear import Affine, Layers, matching
+from rpel.tasks.native.windows import (
     SPARE,
     Place,
     Stage,
     arrange,
-    clipped_gradient,
     image_gradient,
     place,
     pool,
@@ -30,9 +28,16 @@ from rpel.tasks.windows import (
     restore,
     stage,
 )
-from rpel.types import Integers
 
-_HELD = ("winners", "begins", "factors", "taps")  # of a stage, as `clipped_gradient` wants them
+
+def build(module: nn.Module, loss: Loss, probe: Probe) -> "ConvolutionEngine | None":
+    """The engine of networks C-R-M-…-L on a CPU, for gradients of whole batches."""
+    if probe.device.type != "cpu" or probe.by_example:
+        return None
+    layers = matching(module, loss, probe)
+    if layers is None or not layers.convolutions:
+        return None
+    return ConvolutionEngine(layers, tuple(probe.inputs.shape[1:]))
 
 
 class _Scratch:
@@ -50,33 +55,22 @@ class _Scratch:
         self.factors = np.zeros(len(self.begins), dtype)
 
 
-class _OneImage:
-    """What one thread needs for the gradient of a single image of one stage, and the sum of those of many."""
-
-    def __init__(self, s: Stage, dtype: Any) -> None:
-        self.d_images = np.zeros(s.height * s.width * s.channels + SPARE, dtype)
-        self.d_taps, self.d_bias = (
-            np.zeros(s.filters * s.k * s.run + SPARE, dtype),
-            np.zeros(s.filters, dtype),
-        )
-        self.sums, self.bias_sums = np.zeros_like(self.d_taps), np.zeros_like(self.d_bias)
-
-
 class _Head:
     """The linear layers of one node, x (d,), on features (B, width)."""
 
-    def __init__(self, linears: tuple[Affine, ...]) -> None:
-        self.linears = linears
+    def __init__(self, linears: tuple[Affine, ...], log_softmax: bool) -> None:
+        self.linears, self.log_softmax = linears, log_softmax
 
-    def forward(self, x: Tensor, features: Tensor) -> list[Tensor]:
-        """What enters each layer and, last, the log-probabilities (B, classes)."""
+    def forward(self, x: Tensor, features: Tensor, log_softmax: bool = True) -> list[Tensor]:
+        """What enters each layer and, last, the log-probabilities (B, classes), or the scores themselves."""
         values = [features]
         for layer in self.linears:
             if len(values) > 1:
                 values[-1].relu_()
             weight = x[layer.weight].view(layer.shape)
             values.append(torch.mm(values[-1], weight.mT).add_(x[layer.bias]))
-        values[-1] = F.log_softmax(values[-1], dim=1)
+        if log_softmax:
+            values[-1] = F.log_softmax(values[-1], dim=1)
         return values
 
     def backward(self, x: Tensor, values: list[Tensor], labels: Tensor, out: Tensor) -> Tensor:
@@ -93,29 +87,6 @@ class _Head:
                 delta *= entered > 0
         return delta
 
-    def by_example(self, x: Tensor, values: list[Tensor], labels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Each example's gradient of the outputs of each layer (B, outputs) and, first, of the features; and
-        the squared length (B,) of its gradient of all layers, which is never made:
-        a layer's is an outer product."""
-        deltas = [_scores_gradient(values[-1], labels)]
-        squared = torch.zeros(len(labels), dtype=torch.float64)
-        for position in reversed(range(len(self.linears))):
-            layer, entered = self.linears[position], values[position]
-            own = deltas[0].square().sum(dim=1, dtype=torch.float64)
-            squared += own * (1 + entered.square().sum(dim=1, dtype=torch.float64))
-            deltas.insert(0, torch.mm(deltas[0], x[layer.weight].view(layer.shape)))
-            if position:
-                deltas[0] *= entered > 0
-        return deltas, squared
-
-    def add(self, values: list[Tensor], deltas: list[Tensor], scales: Tensor, out: Tensor) -> None:
-        """The sums over examples of each layer's gradients, multiplied by scales (B,), into `out` (d,)."""
-        kept = scales[:, None]
-        for layer, entered, delta in zip(self.linears, values, deltas[1:], strict=False):
-            part = torch.where(kept > 0, delta * kept, 0.0)
-            torch.mm(part.mT, torch.where(kept > 0, entered, 0.0), out=out[layer.weight].view(layer.shape))
-            torch.sum(part, dim=0, out=out[layer.bias])
-
 
 def _scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
     """Of the negative log-likelihood of each example, from log-probabilities (B, classes),
@@ -128,14 +99,14 @@ class ConvolutionEngine(Engine):
     """Stages of convolution, rectifier and pooling, then linear layers."""
 
     def __init__(self, layers: Layers, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.affines, self.head = layers.convolutions, _Head(layers.linears)
+        super().__init__(F.cross_entropy)
+        self.affines, self.head = layers.convolutions, _Head(layers.linears, layers.log_softmax)
         self.stages, self.places = _stages(layers.convolutions, shape)
 
     def gradient(
         self, x: Tensor, local: Tensor, inputs: Any, labels: Any, seeds: list[int], out: Tensor, train: bool
     ) -> None:
-        """The gradients of c nodes, x (c, d), inputs (c, B, C, H, W), labels (c, B), into out (c, d)."""
+        """The gradients of c nodes, one after the other."""
         for i in range(len(x)):
             scratch, pooled = self._scratch(inputs.shape[1], x.dtype)
             self._arrange(scratch, x[i].numpy())
@@ -143,63 +114,8 @@ class ConvolutionEngine(Engine):
             delta = self.head.backward(x[i], values, labels[i], out[i])
             self._backward(scratch, self._inner_order(delta), inputs.shape[1], out[i].numpy())
 
-    def clipped(
-        self, x: Tensor, local: Tensor, inputs: Tensor, labels: Tensor, seeds: Integers, present: Any,
-        norm: float, out: Tensor,
-    ) -> None:  # fmt: skip
-        """Sums of single examples' gradients, each shortened to `norm`, of c nodes into out (c, d).
-
-        Of the linear layers, which have most parameters, no gradient of a single example is made
-        (`_Head.by_example`); of the convolutions it is, one image at a time.
-        """
-        for i in range(len(x)):
-            there = torch.from_numpy(np.flatnonzero(np.asarray(present)[i]))
-            if not len(there):
-                out[i].zero_()
-                continue
-            scratch, pooled = self._scratch(len(there), x.dtype)
-            self._arrange(scratch, x[i].numpy())
-            values = self.head.forward(x[i], self._pooled(scratch, pooled, inputs[i, there]))
-            deltas, squared = self.head.by_example(x[i], values, labels[i, there])
-            scales = self._clipped(
-                scratch, self._inner_order(deltas[0]), squared.numpy(), norm, out[i].numpy()
-            )
-            self.head.add(values, deltas, torch.from_numpy(scales), out[i])
-
-    def _clipped(
-        self,
-        scratch: list[_Scratch],
-        gradient: NDArray[Any],
-        squared: NDArray[Any],
-        norm: float,
-        out: NDArray[Any],
-    ) -> NDArray[Any]:
-        """The convolutions' part into one row of the result;
-        returns by what each example was multiplied (B,)."""
-        if getattr(self.own, "kind", None) != out.dtype:
-            self.own.one, self.own.kind = [_OneImage(s, out.dtype) for s in self.stages], out.dtype
-        one: list[_OneImage] = self.own.one
-        for own in one:
-            own.sums.fill(0)
-            own.bias_sums.fill(0)
-        scales = np.zeros(len(squared), out.dtype)
-        given: list[Any] = [
-            tuple(self.stages),
-            tuple(self.places),
-            tuple(own.images for own in scratch),
-            gradient,
-        ]
-        given += [tuple(getattr(own, name) for own in scratch) for name in _HELD]
-        given += [tuple(getattr(own, name) for own in one) for name in vars(one[0])]
-        given += [squared, float(norm), scales]
-        clipped_gradient(*given)
-        for s, affine, sums in zip(self.stages, self.affines, one, strict=True):
-            restore(s, sums.sums, out[affine.weight])
-            out[affine.bias] = sums.bias_sums
-        return scales
-
     def outputs(self, x: Tensor, local: Tensor, inputs: Tensor) -> Tensor:
-        """Log-probabilities (c, N, classes) of c nodes on the same inputs (N, C, H, W)."""
+        """Outputs (c, N, classes) of c nodes on the same inputs (N, C, H, W)."""
         return torch.stack([self._outputs(row, inputs) for row in x])
 
     def _outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -215,16 +131,16 @@ class ConvolutionEngine(Engine):
             tuple(self.stages), tuple(self.places), inputs.numpy(), self.affines[0].padding,
             (*images, pooled), weights, offsets, winners, features.numpy(),
         )  # fmt: skip
-        return self.head.forward(x, features.view(len(inputs), -1))[-1]
+        return self.head.forward(x, features.view(len(inputs), -1), self.head.log_softmax)[-1]
 
     def _scratch(self, count: int, dtype: torch.dtype) -> tuple[list[_Scratch], NDArray[Any]]:
         """This thread's arrays: one set per stage, and the pooled values of the last."""
-        if getattr(self.own, "key", None) != (count, dtype):
+        if getattr(self.scratch, "key", None) != (count, dtype):
             kind = torch.empty(0, dtype=dtype).numpy().dtype
-            self.own.scratch = [_Scratch(s, count, kind) for s in self.stages]
-            self.own.pooled = np.zeros(count * self.places[-1].image + SPARE, kind)
-            self.own.key = (count, dtype)
-        return self.own.scratch, self.own.pooled
+            self.scratch.scratch = [_Scratch(s, count, kind) for s in self.stages]
+            self.scratch.pooled = np.zeros(count * self.places[-1].image + SPARE, kind)
+            self.scratch.key = (count, dtype)
+        return self.scratch.scratch, self.scratch.pooled
 
     def _arrange(self, scratch: list[_Scratch], x: NDArray[Any]) -> None:
         for s, affine, own in zip(self.stages, self.affines, scratch, strict=True):

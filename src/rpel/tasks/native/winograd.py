@@ -9,10 +9,10 @@ Invariants (arrays are flat, positions count elements):
 - images are (rows, columns, channels), so that every step of a transformation runs along contiguous channels;
 - a few images at a time go through all steps: what one leaves for the next is still in the second cache;
 - layers before and after a convolution that look at single pixels are computed where its transformations read
-  and write them, see `rpel.tasks.blocks`; alone, a convolution has the scale 1, the shift 0 and no floor;
+  and write them, see `rpel.tasks.native.blocks`;
 - what is added to what, and in which order, depends on the shapes alone.
 
-Plain twin: `conv2d(x, weight, bias, padding=1)` of torch, to 1e-4 of the largest value in float32. A pixel
+The result is that of `conv2d(x, weight, bias, padding=1)`, to 1e-4 of the largest value in float32. A pixel
 that is not finite spoils its whole tile instead of its neighbours alone.
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2016.
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from torch import Tensor, nn
+from torch import Tensor
 
 from rpel.backend.cache import compiled, inlined
 from rpel.backend.vectors import (
@@ -46,7 +46,7 @@ from rpel.types import Floats
 
 LANES = BLOCK
 # numbers in the 36 matrices of the images that are taken at once: with their results they fit the cache
-ROOM = 1 << 18
+MATRIX_NUMBERS = 1 << 18
 FEWEST = 32  # channels on either side from which on it pays: 1.4 times as fast there, .7 with 16
 ROWS, VECTORS = 4, 4 if WIDE else 2  # of a block of a matrix product: its sums fill half of the registers
 
@@ -78,16 +78,18 @@ class Sizes(NamedTuple):
 
 
 def sizes(height: int, width: int, inner: int, outer: int) -> Sizes:
-    """As many images at once as fit `ROOM`.
+    """As many images at once as fit `MATRIX_NUMBERS`.
 
     >>> sizes(32, 32, 64, 64).images, sizes(16, 16, 128, 128).images
     (1, 3)
     """
     tiles = height * width // 16
-    return Sizes(height, width, inner, outer, tiles, max(1, ROOM // (36 * tiles * max(inner, outer))))
+    return Sizes(
+        height, width, inner, outer, tiles, max(1, MATRIX_NUMBERS // (36 * tiles * max(inner, outer)))
+    )
 
 
-def room(z: Sizes, channels: int) -> int:
+def matrices_size(z: Sizes, channels: int) -> int:
     """Numbers in the 36 matrices (tiles, channels) of the images taken at once.
 
     They are a vector more apart than they are long: at distances of whole pages they would share a few lines
@@ -171,18 +173,17 @@ def transform(
 @instruction()
 def finish(
     builder: Builder, source: Any, at: Any, stride: Any, target: Any, to: Any, line: Any, channels: Any,
-    bias: Any, floor: Any, pivot: Any, sums: Any,
+    bias: Any, pivot: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Aᵀ m A + bias of a tile m, nothing below the floor; what they are above the pivot, and its square,
-    added to the sums (2, channels)."""
+    """The positive part of Aᵀ m A + bias of a tile m; what it is above the pivot is added to the sums
+    (2, channels), and its square."""
     tile = _Tile(builder, source, at, builder.mul(stride, integer(6)), stride, 6)
     found = _Tile(builder, target, to, line, channels, 4)
     kind = tile.kind
-    least = spread(builder, element(builder, floor, integer(0)), kind)
     with loop(builder, integer(0), channels, LANES) as (c, _):
         more, centre = load(builder, bias, c, kind), load(builder, pivot, c, kind)
         values = [[builder.fadd(value, more) for value in row] for row in tile.transformed(_LEAVE, c)]
-        values = [[raised(builder, value, least) for value in row] for row in values]
+        values = [[raised(builder, value, zero(kind)) for value in row] for row in values]
         found.put(values, c)
         add_moments(
             builder, [builder.fsub(value, centre) for row in values for value in row], sums, c, channels
@@ -384,11 +385,10 @@ def differentiate(
 
 @compiled
 def convolve(
-    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, bias: Floats, floor: Floats, pivot: Floats,
+    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, bias: Floats, pivot: Floats,
     v: Floats, m: Floats, out: Floats, moments: Floats,
 ) -> None:  # fmt: skip
-    """The convolution of scale · x + shift with filters u (36, inner, outer), plus bias,
-    nothing below the floor.
+    """The positive part of the convolution of scale · x + shift with filters u (36, inner, outer), plus bias.
 
     moments (2, outer): sums of what `out` is above the pivot, and of its squares.
     """
@@ -408,27 +408,12 @@ def convolve(
             for i in range(z.height // 4):
                 for j in range(z.width // 4):
                     to = (n * z.height + 4 * i) * line + 4 * j * k
-                    finish(m, at, of_m, out, to, line, k, bias, floor, pivot, sums)
+                    finish(m, at, of_m, out, to, line, k, bias, pivot, sums)
                     at += k
         moments += sums
 
 
-@compiled
-def convolve_back(
-    x: Floats, z: Sizes, scale: Floats, shift: Floats, u: Floats, d_out: Floats, v: Floats, m: Floats,
-    d_u: Floats, d_x: Floats,
-) -> None:  # fmt: skip
-    """The derivative: see `differentiate`."""
-    whole = z.height * z.width
-    padded = np.zeros((z.height + 2) * (z.width + 2) * z.inner, v.dtype)
-    sums = np.empty_like(padded)
-    count = len(x) // (whole * z.inner)
-    for first in range(0, count, z.images):
-        some, begin = min(z.images, count - first), first * whole * z.outer
-        differentiate(x, first, some, z, scale, shift, d_out, begin, u, v, m, padded, sums, d_u, d_x)
-
-
-# --- the convolution ----------------------------------------------------------------------------------------
+# --- filters ------------------------------------------------------------------------------------------------
 
 
 def flat(values: Tensor) -> Any:
@@ -452,110 +437,3 @@ def filters_back(d_u: Tensor) -> Tensor:
     _, inner, outer = d_u.shape
     values = torch.mm(_FILTERS.to(d_u.dtype).mT, d_u.view(36, -1))
     return values.view(3, 3, inner, outer).permute(3, 2, 0, 1)
-
-
-class _Convolution(torch.autograd.Function):
-    """x (N, C, H, W), weight (K, C, 3, 3) and perhaps bias (K,) to (N, K, H, W), images in channels_last."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        inner = x.permute(0, 2, 3, 1).contiguous()
-        outer, z = len(weight), _sizes(inner, weight)
-        out, (v, m, scale, shift) = inner.new_empty(*inner.shape[:3], outer), _alone(inner, z)
-        zeros = flat(inner.new_zeros(4 * outer))
-        more = zeros[:outer] if bias is None else flat(bias)
-        no_floor = flat(inner.new_full((1,), -torch.inf))
-        u, moments = flat(filters(weight)), zeros[2 * outer :].astype(np.float64)
-        convolve(flat(inner), z, scale, shift, u, more, no_floor, zeros[:outer], v, m, flat(out), moments)
-        return out.permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        (gradient,) = gradients
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        # somebody differentiates once more: torch's own derivative has a derivative
-        if torch.is_grad_enabled():
-            size = list(weight.shape[:1]) if for_bias else None
-            again = x, weight, size, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, ctx.needs_input_grad
-            derivatives: tuple[Tensor | None, ...] = torch.ops.aten.convolution_backward(gradient, *again)
-            return derivatives
-        inner, outer = x.permute(0, 2, 3, 1).contiguous(), gradient.permute(0, 2, 3, 1).contiguous()
-        z = _sizes(inner, weight)
-        v, m, scale, shift = _alone(inner, z)
-        d_x = torch.empty_like(inner if for_x else inner[:0])
-        u, d_u = filters(weight), inner.new_zeros(36, z.inner, z.outer)
-        turned = flat(u.mT.contiguous())
-        convolve_back(flat(inner), z, scale, shift, turned, flat(outer), v, m, flat(d_u), flat(d_x))
-        return (
-            d_x.permute(0, 3, 1, 2) if for_x else None,
-            filters_back(d_u) if for_weight else None,
-            outer.view(-1, len(weight)).sum(0) if for_bias else None,
-        )
-
-
-def _sizes(x: Tensor, weight: Tensor) -> Sizes:
-    _, height, width, inner = x.shape
-    return sizes(height, width, inner, len(weight))
-
-
-def _alone(x: Tensor, z: Sizes) -> tuple[Any, ...]:
-    """Room for the matrices of both sides, and what leaves images as they are."""
-    given = (
-        x.new_empty(room(z, z.inner)),
-        x.new_empty(room(z, z.outer)),
-        x.new_ones(z.inner),
-        x.new_zeros(z.inner),
-    )
-    return tuple(map(flat, given))
-
-
-class WinogradConv2d(nn.Conv2d):
-    """nn.Conv2d that takes the short way where there is one."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole = x.dim() == 4 and len(x) > 0 and x.shape[2] % 4 == x.shape[3] % 4 == 0
-        if not whole or x.dtype != self.weight.dtype or x.dtype not in (torch.float32, torch.float64):
-            return super().forward(x)
-        out: Tensor = _Convolution.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return out
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is a 3 × 3 convolution that leaves images as large as they are, and nothing more."""
-    return (
-        type(layer) is nn.Conv2d
-        and layer.kernel_size == (3, 3)
-        and layer.padding in ((1, 1), "same")
-        and layer.padding_mode == "zeros"
-        and layer.stride == layer.dilation == (1, 1)
-        and layer.groups == 1
-    )
-
-
-def suits(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution that the short way knows, with channels enough for it to pay.
-
-    >>> suits(nn.Conv2d(64, 64, 3, padding=1)), suits(nn.Conv2d(3, 64, 3, padding=1)), suits(nn.Conv2d(64, 64,
-    ...     5))
-    (True, False, False)
-    """
-    if not is_plain(layer):
-        return False
-    assert isinstance(layer, nn.Conv2d)
-    return all(n >= FEWEST and n % LANES == 0 for n in (layer.in_channels, layer.out_channels))
-
-
-def with_winograd(module: nn.Module) -> nn.Module:
-    """The module, each convolution that suits taking the short way from now on.
-
-    >>> with_winograd(nn.Sequential(nn.Conv2d(32, 64, 3, padding=1)))
-    Sequential(
-      (0): WinogradConv2d(32, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
-    )
-    """
-    for layer in module.modules():
-        if suits(layer):
-            layer.__class__ = WinogradConv2d
-    return module

@@ -16,18 +16,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.data.dataset import DataError, Dataset, sha256
-from rpel.data.formats import check_published, read
+from rpel.data.dataset import DataError, Dataset
+from rpel.data.formats import Published
 
 Arrays = tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.int64]]
 """Examples, targets and owners."""
 
 
-def _dataset(name: str, classes: int, train: Arrays, test: Arrays, checksums: dict[str, str]) -> Dataset:
-    (x, y, owners), (test_x, test_y, test_owners) = train, test
-    return Dataset(
-        name, x, y, test_x, test_y, classes, checksums=checksums, writers=owners, test_writers=test_owners
-    )  # fmt: skip
+def _owned(
+    published: Published, contents: dict[str, bytes], train: Arrays, test: Arrays, classes: int
+) -> Dataset:
+    owners = {"writers": train[2], "test_writers": test[2]}
+    return published.dataset(contents, *train[:2], *test[:2], classes=classes, **owners)
 
 
 def _join(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> Arrays:
@@ -37,15 +37,6 @@ def _join(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> Arr
 
 
 # --- heart disease: comma-separated, 13 findings and the diagnosis, "?" where a finding is missing ----------
-
-HOSPITALS = {
-    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
-    "hungarian": "22e96bee155b5973568101c93b3705f6",
-    "switzerland": "9a87f7577310b3917730d06ba9349e20",
-    "va": "4249d03ca7711e84f4444768c9426170",
-}
-"""MD5 of each hospital's file."""
-HEART = "heart-disease/processed.{}.data"
 
 _NUMBERS = {0: (54, 9), 3: (132, 18), 4: (247, 52), 7: (150, 23), 9: (1.0, 1.2), 11: (0.7, 0.9)}
 """Column: the mean and deviation by which it is normalised, round numbers near those of the study of 1989
@@ -60,20 +51,18 @@ HEART_FEATURES = len(_NUMBERS) + len(_YES_NO) + sum(map(len, _KINDS.values()))
 _EVERY = 4  # every fourth patient of a file is for testing
 
 
-def find_heart(root: Path) -> Dataset | None:
+def find_heart(published: Published, root: Path) -> Dataset | None:
     """Return the patients of all hospitals: features (N, 22), whether they are ill, and the hospital."""
-    paths = {name: root / HEART.format(name) for name in HOSPITALS}
-    if not all(path.is_file() for path in paths.values()):
+    contents = published.read(root)
+    if contents is None:
         return None
-    train, test, checksums = [], [], {}
-    for name, path in paths.items():
-        content = check_published(read(path), HOSPITALS[name], path)
-        checksums[HEART.format(name)] = sha256(content)
+    train, test = [], []
+    for content in contents.values():
         x, y = parse_heart(content.decode("ascii"))
         later = np.arange(len(y)) % _EVERY == _EVERY - 1
         train.append((x[~later], y[~later]))
         test.append((x[later], y[later]))
-    return _dataset("heart-disease", 2, _join(train), _join(test), checksums)
+    return _owned(published, contents, _join(train), _join(test), 2)
 
 
 def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -97,18 +86,16 @@ def parse_heart(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 # --- reviews: an archive of DEPARTMENT.task.{train,test}; a line is a review: label, tab, words -------------
 
-REVIEWS = "fdu-mtl/fdu-mtl.tar.xz"
-REVIEWS_SHA256 = "fe5977648d868eab4a7d6f38dee0729b82cb31c96f682fb3756023f35913c9ad"
 REVIEW_WORDS, VOCABULARY = 128, 8192
 _REVIEW_FILE = re.compile(r"(\w+)\.task\.(train|test)")
 
 
-def find_reviews(root: Path) -> Dataset | None:
+def find_reviews(published: Published, root: Path) -> Dataset | None:
     """Return the reviews of all departments: words (N, 128), 1 for praise (N,), and the department."""
-    if not (root / REVIEWS).is_file():
+    contents = published.read(root)
+    if contents is None:
         return None
-    content = check_published(read(root / REVIEWS), REVIEWS_SHA256, root / REVIEWS)
-    return _dataset("fdu-mtl", 2, *parse_reviews(content), {REVIEWS: REVIEWS_SHA256})
+    return _owned(published, contents, *parse_reviews(*contents.values()), 2)
 
 
 def parse_reviews(archive: bytes) -> tuple[Arrays, Arrays]:
@@ -145,8 +132,6 @@ def word_numbers(text: bytes) -> NDArray[np.int32]:
 
 # --- Shakespeare: speeches "NAME:", lines, an empty line ----------------------------------------------------
 
-SHAKESPEARE = "shakespeare/input.txt"
-SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 CHARACTERS = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 WINDOW = 64
 _FEWEST = 2000  # characters of a speaker who is taken
@@ -154,13 +139,13 @@ _STRIDE = 16  # between training windows; those for testing do not overlap
 _TEST_SHARE = 10  # a tenth of each speaker's text, the last
 
 
-def find_shakespeare(root: Path) -> Dataset | None:
+def find_shakespeare(published: Published, root: Path) -> Dataset | None:
     """Return windows of the speakers: 64 characters (N, 64), the next of each (N, 64), and the speaker."""
-    if not (root / SHAKESPEARE).is_file():
+    contents = published.read(root)
+    if contents is None:
         return None
-    content = check_published(read(root / SHAKESPEARE), SHAKESPEARE_SHA256, root / SHAKESPEARE)
-    train, test = parse_shakespeare(content.decode("ascii"))
-    return _dataset("shakespeare", len(CHARACTERS), train, test, {SHAKESPEARE: SHAKESPEARE_SHA256})
+    (content,) = contents.values()
+    return _owned(published, contents, *parse_shakespeare(content.decode("ascii")), len(CHARACTERS))
 
 
 def parse_shakespeare(text: str, fewest: int = _FEWEST) -> tuple[Arrays, Arrays]:

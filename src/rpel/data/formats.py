@@ -13,7 +13,8 @@ import pickle
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,48 @@ from numpy.typing import NDArray
 
 from rpel.data.dataset import DataError, Dataset, sha256
 
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""The mean and the standard deviation of pixels, per channel."""
+
+@dataclass(frozen=True)
+class Published:
+    """The published files of a data set, as sources.toml lists them."""
+
+    name: str
+    layout: str
+    """The files that a data folder must hold, for messages."""
+    content: dict[str, str]
+    """Path in a data folder → MD5 or SHA-256, unpacked, so that other packings are recognised."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Path in a data folder → MD5 of the file as it is downloaded."""
+    mirrors: Sequence[str] = ()
+    """Addresses below which the files have their names."""
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def read(self, root: Path) -> dict[str, bytes] | None:
+        """Return the content of all files below a folder, checked; None unless all are there."""
+        contents = {}
+        for name in self.content:
+            path = next((path for path in (root / f"{name}.gz", root / name) if path.is_file()), None)
+            if path is None:
+                return None
+            contents[name] = unpack(read(path), path)
+        return {name: self.check(name, content, root / name) for name, content in contents.items()}
+
+    def check(self, name: str, content: bytes, where: str | Path) -> bytes:
+        """Return the content of a file, or raise DataError if it is not the published one."""
+        kind, digest = "SHA-256", sha256(content)
+        if len(self.content[name]) == 32:
+            kind, digest = "MD5", hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if digest != self.content[name]:
+            raise DataError(f"{where} is not the published file: its {kind} is {digest}")
+        return content
+
+    def dataset(self, contents: Mapping[str, bytes], *arrays: Any, classes: int, **more: Any) -> Dataset:
+        """Return the data set of train_x, train_y, test_x and test_y, with checksums of the files."""
+        checksums = {name: sha256(content) for name, content in contents.items()}
+        mean, std = (None if v is None else tuple(v) for v in (self.mean, self.std))
+        x, y, test_x, test_y = arrays
+        return Dataset(self.name, x, y, test_x, test_y, classes, mean, std, checksums, **more)
 
 
 def read(path: Path) -> bytes:
@@ -35,61 +76,31 @@ def read(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def check_published(content: bytes, known: str, where: str | Path) -> bytes:
-    """Return the content, or raise DataError if it has not the known MD5 or SHA-256."""
-    name, digest = "SHA-256", sha256(content)
-    if len(known) == 32:
-        name, digest = "MD5", hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if digest != known:
-        raise DataError(f"{where} is not the published file: its {name} is {digest}")
-    return content
-
-
 # --- IDX, gzipped or unpacked -------------------------------------------------------------------------------
 
 IDX_FILES = (
     "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte",
 )  # fmt: skip
 """Training images and labels, test images and labels; ``.gz`` is added if they are packed."""
-MNIST_MD5 = (
-    "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
-    "2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637",
-)  # fmt: skip
-FASHION_MD5 = (
-    "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
-    "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965",
-)  # fmt: skip
-"""MD5 of the files unpacked, so that other packings of them are recognised by content."""
-MNIST_STATISTICS: Statistics = ((0.1307,), (0.3081,))
-FASHION_STATISTICS: Statistics = ((0.2860,), (0.3530,))
 
 
-def find_idx(
-    root: Path, name: str, folder: str, digests: tuple[str, ...], statistics: Statistics
-) -> Dataset | None:
-    """Return the data set of four IDX files below a data folder."""
-    paths = [root / folder / f"{file}{end}" for file in IDX_FILES for end in (".gz", "")]
-    there = {path.name.removesuffix(".gz"): path for path in reversed(paths) if path.is_file()}
-    if len(there) < len(IDX_FILES):
-        return None
-    contents = {
-        f"{folder}/{file}": check_published(unpack(read(there[file]), there[file]), known, there[file])
-        for file, known in zip(IDX_FILES, digests, strict=True)
-    }
-    return _idx(name, contents, statistics)
+def find_idx(published: Published, root: Path) -> Dataset | None:
+    """Return the data set of four IDX files."""
+    contents = published.read(root)
+    return None if contents is None else _idx(published, contents)
 
 
-def sample() -> Dataset:
+def sample(mnist: Published) -> Dataset:
     """Return the sample of MNIST inside the package."""
     folder = resources.files("rpel.data") / "sample"
     contents = {f"sample/{name}": unpack((folder / f"{name}.gz").read_bytes(), name) for name in IDX_FILES}
-    return _idx("mnist-sample", contents, MNIST_STATISTICS)
+    return _idx(replace(mnist, name="mnist-sample"), contents)
 
 
-def _idx(name: str, contents: Mapping[str, bytes], statistics: Statistics) -> Dataset:
+def _idx(published: Published, contents: Mapping[str, bytes]) -> Dataset:
     x, y, test_x, test_y = (parse_idx(content) for content in contents.values())
     arrays = x[:, None], y.astype(np.int64), test_x[:, None], test_y.astype(np.int64)
-    return Dataset(name, *arrays, 10, *statistics, {key: sha256(value) for key, value in contents.items()})
+    return published.dataset(contents, *arrays, classes=10)
 
 
 def parse_idx(content: bytes) -> NDArray[np.uint8]:
@@ -120,18 +131,7 @@ def unpack(content: bytes, where: str | Path) -> bytes:
 
 # --- CIFAR-10: pickles that may name nothing but NumPy's arrays ---------------------------------------------
 
-CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_ARCHIVES = ("cifar-10-batches-py.tar.gz", "cifar-10-python.tar.gz")
-CIFAR_BATCHES = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
-"""MD5 of each batch, the same in every archive."""
-CIFAR_STATISTICS: Statistics = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _LARGEST_MEMBER = 40_000_000
 
 # NumPy's own array constructor for pickles; asking a pickled array avoids its moving module path.
@@ -166,24 +166,21 @@ def unpickle(content: bytes, name: str = "the file") -> Any:
         raise DataError(f"{name} is refused as a pickle: {error}") from error
 
 
-def find_cifar(root: Path) -> Dataset | None:
+def find_cifar(published: Published, root: Path) -> Dataset | None:
     """Return CIFAR-10 from the unpacked folder or an archive, which is never extracted to disk."""
-    folder, archives = (
-        root / CIFAR_FOLDER,
-        [root / name for name in CIFAR_ARCHIVES if (root / name).is_file()],
-    )
-    if all((folder / name).is_file() for name in CIFAR_BATCHES):
-        path, members = folder, {name: read(folder / name) for name in CIFAR_BATCHES}
-    elif archives:
-        path, members = archives[0], _members(archives[0])
-    else:
+    contents = published.read(root)
+    archive = next((root / name for name in CIFAR_ARCHIVES if (root / name).is_file()), None)
+    if contents is None and archive is not None:
+        members = _members(archive)
+        contents = {
+            name: published.check(name, members.get(Path(name).name, b""), f"{Path(name).name} in {archive}")
+            for name in published.content
+        }
+    if contents is None:
         return None
-    for name, digest in CIFAR_BATCHES.items():
-        check_published(members.get(name, b""), digest, f"{name} in {path}")
-    parts = [parse_batch(members[name]) for name in CIFAR_BATCHES]
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
-    sums = {f"{CIFAR_FOLDER}/{name}": sha256(members[name]) for name in CIFAR_BATCHES}
-    return Dataset("cifar10", x, y, *parts[-1], 10, *CIFAR_STATISTICS, sums, augment="crop-flip")
+    *parts, test = (parse_batch(content) for content in contents.values())
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return published.dataset(contents, x, y, *test, classes=10, augment="crop-flip")
 
 
 def parse_batch(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -197,10 +194,9 @@ def _members(path: Path) -> dict[str, bytes]:
     try:
         with tarfile.open(path, "r|gz") as archive:
             for entry in archive:
-                name = entry.name.rpartition("/")[2]
                 file = archive.extractfile(entry) if entry.size <= _LARGEST_MEMBER else None
-                if name in CIFAR_BATCHES and file:
-                    members[name] = file.read()
+                if "batch" in entry.name and file:
+                    members[Path(entry.name).name] = file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{path} is damaged: {str(error) or 'it ends too early'}") from error
     return members
@@ -211,39 +207,34 @@ def _members(path: Path) -> dict[str, bytes]:
 FEMNIST_FOLDER = "femnist"
 FEMNIST_CLASSES = 62
 """Digits, upper case, lower case."""
-FEMNIST_SUBSET = "femnist-subset/femnist-155-writers.npz"
-FEMNIST_SUBSET_SHA256 = "917dd17149e279625d1aa52be4c861ec4b21c8b8d715bf3aacc3097ac930d3bc"
-# LEAF's images are mostly white background (1.0), which this puts near zero, as MNIST's black is.
-FEMNIST_STATISTICS: Statistics = ((0.9637,), (0.1592,))
 
 
-def find_femnist(root: Path) -> Dataset | None:
+def find_femnist(published: Published, root: Path) -> Dataset | None:
     """Return what the user made with LEAF or, without that, the published subset of 155 writers."""
-    checksums: dict[str, str] = {}
+    subset, contents = published.read(root), dict[str, bytes]()
     if all(any((root / FEMNIST_FOLDER / split).glob("*.json")) for split in ("train", "test")):
         numbers: dict[str, int] = {}
-        x, y, writers = _read_leaf(root, "train", numbers, checksums)
-        test_x, test_y, test_writers = _read_leaf(root, "test", numbers, checksums)
-    elif (root / FEMNIST_SUBSET).is_file():
-        content = check_published(read(root / FEMNIST_SUBSET), FEMNIST_SUBSET_SHA256, root / FEMNIST_SUBSET)
-        checksums[FEMNIST_SUBSET] = FEMNIST_SUBSET_SHA256
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        x, y, writers = _read_leaf(root, "train", numbers, contents)
+        test_x, test_y, test_writers = _read_leaf(root, "test", numbers, contents)
+    elif subset is not None:
+        contents = subset
+        with np.load(io.BytesIO(*subset.values()), allow_pickle=False) as file:
             x, test_x = file["x_train"][:, None], file["x_test"][:, None]
             y, writers, test_y, test_writers = (
                 file[key].astype(np.int64) for key in ("y_train", "w_train", "y_test", "w_test")
             )
     else:
         return None
-    more = *FEMNIST_STATISTICS, checksums, writers, test_writers
-    return Dataset("femnist", x, y, test_x, test_y, FEMNIST_CLASSES, *more)
+    arrays, owners = (x, y, test_x, test_y), {"writers": writers, "test_writers": test_writers}
+    return published.dataset(contents, *arrays, classes=FEMNIST_CLASSES, **owners)
 
 
-def _read_leaf(root: Path, split: str, numbers: dict[str, int], checksums: dict[str, str]) -> tuple[Any, ...]:
+def _read_leaf(root: Path, split: str, numbers: dict[str, int], contents: dict[str, bytes]) -> Any:
     """Return images, labels and writers of all files of a split; new writers get the next numbers."""
     images, labels, writers = [], [], []
     for path in sorted((root / FEMNIST_FOLDER / split).glob("*.json")):
         content = read(path)
-        checksums[f"{FEMNIST_FOLDER}/{split}/{path.name}"] = sha256(content)
+        contents[f"{FEMNIST_FOLDER}/{split}/{path.name}"] = content
         for user, x, y in _users(content, path):
             images.append(x)
             labels.append(y)

@@ -5,10 +5,12 @@ RPEL_DATA_URL replaces every mirror; below it the files lie as in a data folder 
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,71 +27,20 @@ GROUP = "rpel.datasets"
 """The entry points under which packages register data sets."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set: how to find it in a folder, and which files to download if it is in none."""
-
-    find: Callable[[Path], Dataset | None]
-    layout: str
-    """The files that a data folder must hold, for messages."""
-    files: dict[str, str]
-    """Path in a data folder → MD5 of the file as it is downloaded."""
-    mirrors: tuple[str, ...] = ()
-    """Addresses below which the files have their names."""
-
-
-Statistics = formats.Statistics
-
-
-def _idx(
-    name: str, folder: str, unpacked: tuple[str, ...], statistics: Statistics, packed: str, *mirrors: str
-) -> Source:
-    names = [f"{folder}/{file}.gz" for file in formats.IDX_FILES]
-    find = partial(formats.find_idx, name=name, folder=folder, digests=unpacked, statistics=statistics)
-    files = dict(zip(names, packed.split(), strict=True))
-    return Source(find, f"{names[0]} and its three companions", files, mirrors)
-
-
-SOURCES = {
-    "mnist": _idx(
-        "mnist", "MNIST/raw", formats.MNIST_MD5, formats.MNIST_STATISTICS,
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 "
-        "9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c",
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
-    "fashion-mnist": _idx(
-        "fashion-mnist", "FashionMNIST/raw", formats.FASHION_MD5, formats.FASHION_STATISTICS,
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe "
-        "bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-    ),
-    "cifar10": Source(
-        formats.find_cifar,
-        f"{' or '.join(formats.CIFAR_ARCHIVES)} or the unpacked folder {formats.CIFAR_FOLDER}",
-        {formats.CIFAR_ARCHIVES[1]: "c58f30108f718f92721af3b95e74349a"},
-        ("https://www.cs.toronto.edu/~kriz/",),
-    ),
-    "femnist": Source(
-        formats.find_femnist,
-        f"femnist/train/*.json and femnist/test/*.json, made with LEAF, or {formats.FEMNIST_SUBSET}",
-        {},
-    ),
-    "heart-disease": Source(
-        federations.find_heart,
-        federations.HEART.format("{" + ",".join(federations.HOSPITALS) + "}"),
-        {federations.HEART.format(name): md5 for name, md5 in federations.HOSPITALS.items()},
-        ("https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/",),
-    ),
-    "fdu-mtl": Source(federations.find_reviews, federations.REVIEWS, {}),
-    "shakespeare": Source(
-        federations.find_shakespeare,
-        federations.SHAKESPEARE,
-        {federations.SHAKESPEARE: "6fb458f1232090904fb40fe944165e91"},
-        ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
-    ),
-}  # fmt: skip
+_LISTED: dict[str, dict[str, Any]] = tomllib.loads(
+    (resources.files("rpel.data") / "sources.toml").read_text("utf-8")
+)
+SOURCES = {name: formats.Published(name, **listed) for name, listed in _LISTED.items()}
+FIND: dict[str, Callable[[formats.Published, Path], Dataset | None]] = {
+    "mnist": formats.find_idx,
+    "fashion-mnist": formats.find_idx,
+    "cifar10": formats.find_cifar,
+    "femnist": formats.find_femnist,
+    "heart-disease": federations.find_heart,
+    "fdu-mtl": federations.find_reviews,
+    "shakespeare": federations.find_shakespeare,
+}
+"""How each data set is found in a folder; None: it is not there."""
 SMALLER = {"mnist-8x8": "mnist", "mnist-sample-8x8": "mnist-sample"}
 """Data sets made from another by `eight_by_eight`: for many nodes with small models."""
 NAMES = ("mnist-sample", *SOURCES, *SMALLER)
@@ -115,7 +66,7 @@ def load(
     ((5000, 1, 28, 28), dtype('uint8'), (1000,))
     """
     if name == "mnist-sample":
-        return formats.sample()
+        return formats.sample(SOURCES["mnist"])
     if name in SMALLER:
         return eight_by_eight(load(SMALLER[name], data_dir, download, progress), name)
     if name not in SOURCES:
@@ -124,7 +75,7 @@ def load(
     download &= bool(source.files)
     for folder in folders:
         try:
-            if (data := source.find(folder)) is not None:
+            if (data := FIND[name](source, folder)) is not None:
                 return data
         except DataError:
             if folder != cache or not download:  # there, a damaged file is downloaded again
@@ -136,7 +87,7 @@ def load(
     try:
         for path, md5 in source.files.items():
             fetch(path, md5, source.mirrors, cache, progress)
-        data = source.find(cache)
+        data = FIND[name](source, cache)
     except (DataError, OSError) as error:
         raise MissingDataError(f"{name} could not be downloaded ({error}): try again, or {advice}") from error
     if data is None:
@@ -204,7 +155,7 @@ class _Bar:
 
 
 def fetch(
-    path: str, md5: str, mirrors: tuple[str, ...], folder: Path, progress: Progress | None = None
+    path: str, md5: str, mirrors: Sequence[str], folder: Path, progress: Progress | None = None
 ) -> Path:
     """Download a file to its path below the folder, from the first mirror that gives the published one."""
     import pooch  # type: ignore[import-untyped]

@@ -12,6 +12,7 @@ import pytest
 from rpel import simulate
 from rpel.data import DataError, federations, largest_owners, load
 from rpel.data.federations import CHARACTERS, parse_heart, parse_reviews, parse_shakespeare
+from rpel.data.sources import SOURCES
 from rpel.spec import load as load_spec
 from support.data_files import put
 
@@ -41,8 +42,8 @@ def test_hospitals_keep_their_patients_apart(shared_data: Path) -> None:
 
 
 def test_changed_patient_is_refused(tmp_path: Path, shared_data: Path) -> None:
-    files = {federations.HEART.format(name): b"" for name in federations.HOSPITALS}
-    source = shared_data / federations.HEART.format("cleveland")
+    files = dict.fromkeys(SOURCES["heart-disease"].content, b"")
+    source = shared_data / "heart-disease/processed.cleveland.data"
     files["heart-disease/processed.cleveland.data"] = source.read_bytes().replace(b"63.0", b"64.0", 1)
     with pytest.raises(DataError, match=r"processed\.cleveland\.data"):
         load("heart-disease", put(files, tmp_path))
@@ -71,7 +72,7 @@ def test_reviews_are_numbered_by_their_words_alone_and_belong_to_their_departmen
     assert words[:, 3:].max() == 0
     assert np.array_equal(x, test_x)
     with pytest.raises(DataError, match=r"fdu-mtl\.tar\.xz"):
-        load("fdu-mtl", put({federations.REVIEWS: packed}, tmp_path))
+        load("fdu-mtl", put({"fdu-mtl/fdu-mtl.tar.xz": packed}, tmp_path))
 
 
 def test_speakers_keep_their_words_and_each_character_is_followed_by_the_next() -> None:

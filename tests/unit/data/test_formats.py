@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpel.data import DataError, formats, load
+from rpel.data.sources import SOURCES
 from support.data_files import femnist, leaf_file, md5, put, to_idx
+
+FOLDER, SUBSET = "cifar-10-batches-py", "femnist-subset/femnist-155-writers.npz"
 
 # IDX
 
@@ -113,8 +117,10 @@ def test_arbitrary_pickle_bytes_are_refused_or_plain_values(content: bytes) -> N
 
 
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    members = {name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(formats.CIFAR_BATCHES)}
-    monkeypatch.setattr(formats, "CIFAR_BATCHES", {name: md5(content) for name, content in members.items()})
+    published = SOURCES["cifar10"]
+    members = {Path(name).name: pickle.dumps(batch(2 + i), 3) for i, name in enumerate(published.content)}
+    content = {name: md5(members[Path(name).name]) for name in published.content}
+    monkeypatch.setitem(SOURCES, "cifar10", replace(published, content=content))
     return members
 
 
@@ -122,7 +128,7 @@ def archive(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in members.items():
-            entry = tarfile.TarInfo(f"{formats.CIFAR_FOLDER}/{name}")
+            entry = tarfile.TarInfo(f"{FOLDER}/{name}")
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
@@ -132,7 +138,7 @@ def test_cifar_folder_and_both_archives_are_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = small_cifar(monkeypatch)
-    layouts = [{f"{formats.CIFAR_FOLDER}/{name}": content for name, content in members.items()}]
+    layouts = [{f"{FOLDER}/{name}": content for name, content in members.items()}]
     layouts += [{name: archive(members)} for name in formats.CIFAR_ARCHIVES]
     loaded = [
         load("cifar10", put(files, tmp_path / str(i)), download=False) for i, files in enumerate(layouts)
@@ -210,7 +216,7 @@ def subset_file(folder: Path) -> bytes:
     np.savez(
         file, x_train=x, y_train=y, w_train=w, x_test=x[:1], y_test=y[:1], w_test=w[1:2], users=["f1", "f2"]
     )
-    put({formats.FEMNIST_SUBSET: file.getvalue()}, folder)
+    put({SUBSET: file.getvalue()}, folder)
     return file.getvalue()
 
 
@@ -220,7 +226,7 @@ def test_femnist_of_155_writers_is_read_where_leafs_files_are_not(
     digest = hashlib.sha256(subset_file(tmp_path)).hexdigest()
     with pytest.raises(DataError, match=f"155-writers.*{digest}"):
         load("femnist", tmp_path)
-    monkeypatch.setattr(formats, "FEMNIST_SUBSET_SHA256", digest)
+    monkeypatch.setitem(SOURCES, "femnist", replace(SOURCES["femnist"], content={SUBSET: digest}))
     loaded = load("femnist", tmp_path)
     assert loaded.writers is not None
     assert loaded.test_writers is not None
@@ -235,7 +241,7 @@ def test_femnist_of_155_writers_is_read_where_leafs_files_are_not(
         "int64",
     )
     assert loaded.train_x[0, 0, 1, :2].tolist() == [28, 29]
-    assert loaded.checksums == {formats.FEMNIST_SUBSET: digest}
+    assert loaded.checksums == {SUBSET: digest}
     assert load(
         "femnist", femnist(tmp_path, leaf_file({"f1": [5]}), leaf_file({"f1": [6]}))
     ).train_y.tolist() == [5]

@@ -1,9 +1,12 @@
-"""The tables of the results pages, from archives of runs: python tools/results.py [PAGE=FOLDER…] [--check].
+"""The tables of the results pages, from archives of runs.
+
+    python tools/results.py                      write every table anew
+    python tools/results.py exchange=RUNS …      first take finished runs into docs/results/exchange
+    python tools/results.py --check              only say which pages would change
 
 A table stands in a page between <!-- NAME ARGUMENTS --> and <!-- end -->, and is made from docs/results/*/
-and from nothing else, so that without arguments the pages stay as they are. PAGE=FOLDER first takes the small
-files of finished runs below a folder into the archive of that page; of paper also what rpel reproduce wrote.
---check says which pages would change, and changes none.
+and from nothing else, so that the first command leaves the pages as they are. Of paper also what
+`rpel reproduce` wrote is taken.
 """
 
 import io
@@ -35,11 +38,7 @@ from rpel.theory import reduction
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = DOCS / "results"
-PAGES = {
-    "paper": "results/paper", "baselines": "results/baselines", "arena": "results/arena",
-    "exchange": "results/exchange", "federations": "results/federations", "privacy": "results/privacy",
-    "scale": "scale",
-}  # fmt: skip
+PAGES = ("results/paper", "results/arena", "results/studies", "scale")
 MARK = re.compile(r"(<!-- ([\w-]+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 SMALL = ("spec.toml", "metrics.jsonl", "certificate.json")
 ALSO = ("nodes.npz", "curious.json")
@@ -649,7 +648,7 @@ TABLES: dict[str, Callable[..., str]] = {
 
 def written(name: str) -> str:
     """Return the text of a page with its tables made anew."""
-    text = (DOCS / f"{PAGES[name]}.md").read_text("utf-8")
+    text = (DOCS / f"{name}.md").read_text("utf-8")
     return MARK.sub(lambda m: f"{m[1]}{TABLES[m[2]](*m[3].split())}\n{m[4]}", text)
 
 
@@ -660,8 +659,8 @@ def main() -> int:
         if page == "paper":
             take_panels(Path(folder), KEPT / page)
     changed = False
-    for name, page in PAGES.items():
-        path, text = DOCS / f"{page}.md", written(name)
+    for name in PAGES:
+        path, text = DOCS / f"{name}.md", written(name)
         if text != path.read_text("utf-8"):
             changed = True
             print(path.relative_to(DOCS.parent))

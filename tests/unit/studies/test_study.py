@@ -17,6 +17,7 @@ import rpel as package
 from rpel.cli.experiments import _live as live_table
 from rpel.studies.study import Study, grid, read, sweep
 from support.commands import rpel
+from support.paths import ROOT
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.integration
@@ -58,6 +59,13 @@ def test_file_is_a_base_a_grid_and_cells(tmp_path: Path) -> None:
     )  # fmt: skip
     table_of = grid({"base": {"preset": "mnist-30", "rounds": 3}, "grid": {"pull": [12, 15]}})
     assert [(cell.spec.pull, cell.spec.rounds) for cell in table_of if cell.spec] == [(12, 3), (15, 3)]
+
+
+@pytest.mark.parametrize("name", ["consistent", "exchange", "federations", "privacy"])
+def test_settings_of_our_studies_are_valid(name: str) -> None:
+    cells = read(ROOT / "studies" / f"{name}.toml")
+    assert len(cells) > 50
+    assert [cell.error for cell in cells if cell.spec is None] == []
 
 
 @pytest.mark.parametrize(

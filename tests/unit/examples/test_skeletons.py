@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import rpel
+from rpel.data import user
+from rpel.tasks import Classification
+from rpel.tasks.engines import ENGINES
 from support.paths import ROOT
 
 SMALL: dict[str, Any] = {
@@ -38,3 +42,18 @@ def test_skeleton_is_used_by_name(fields: dict[str, Any], monkeypatch: pytest.Mo
     usual = rpel.simulate("linear", **SMALL)
     assert np.isfinite(run.models).all()
     assert not np.array_equal(run.models, usual.models)
+
+
+def test_skeleton_of_an_engine_trains_as_the_librarys_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples" / "skeletons")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 5)).astype(np.float32), np.arange(60) % 3
+    data, shards = user.dataset((x, y), (x, y)), np.array_split(np.arange(60), 3)
+    ours, usual = (
+        Classification(data, shards, nn.Linear(5, 3), batch_size=8, seed=0, engines=table)
+        for table in (("engine", *ENGINES), ENGINES)
+    )
+    assert type(ours.engine).__name__ == "SoftmaxEngine"
+    models, ids = rng.normal(size=(3, ours.d)).astype(np.float32), np.arange(3)
+    found, expected = (task.gradient(models, task.local_state(3), ids, 1, 0)[0] for task in (ours, usual))
+    np.testing.assert_allclose(found, expected, atol=1e-6)

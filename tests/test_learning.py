@@ -14,13 +14,13 @@ from rpel.peer.core.clock import RoundClock
 from rpel.peer.core.protocol import (
     AskClocks,
     Enter,
-    Memory,
     Persist,
     Pull,
     Pulled,
     Recall,
     Save,
     Step,
+    Stored,
     Terms,
     rounds,
 )
@@ -37,7 +37,7 @@ def one_round(rule: rpel.Rule, half: Array, answers: Array, results: tuple[PullR
     terms = Terms(me=0, nodes=s + 1, byzantine=rule.f or 0, pull=s, rule=rule, deadline=0.5, rounds=1)
     clock = RoundClock(Timetable.steady(0.0, 1.0), wall=lambda: -0.5, ticks=lambda: 0.0)
     replies: dict[type, Callable[[], Any]] = {
-        Recall: lambda: Memory(),
+        Recall: lambda: Stored(),
         AskClocks: lambda: [0.0] * s,
         Enter: lambda: terms,
         Step: lambda: half.copy(),

@@ -77,9 +77,9 @@ def test_models_given_out_by_the_protocol_are_never_overwritten() -> None:
     for peer in net.peers:
         usual = peer.on_save
 
-        def noted(want: Save, usual: Callable[[Save], None] = usual) -> None:
-            handed.append((want.checkpoint.x, want.checkpoint.x.tobytes()))
-            usual(want)
+        def noted(effect: Save, usual: Callable[[Save], None] = usual) -> None:
+            handed.append((effect.checkpoint.x, effect.checkpoint.x.tobytes()))
+            usual(effect)
 
         peer.on_save = noted  # type: ignore[method-assign]
     net.run()

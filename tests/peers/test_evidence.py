@@ -22,10 +22,10 @@ from rpel import certificates
 from rpel.peer.config.membership import Member, Membership, content_hash
 from rpel.peer.core import evidence
 from rpel.peer.core.evidence import Proof, Roster, Signed, Witness, of_member, sign
+from rpel.peer.core.exchange import SecondInstanceError
 from rpel.peer.core.protocol import make_ready
-from rpel.peer.io import detector
-from rpel.peer.io.detector import keep, verify
-from rpel.peer.node.node import Node, SecondInstanceError
+from rpel.peer.io.proofs import keep, proofs, verify
+from rpel.peer.node.node import Node
 from rpel.peer.ops.drill import HostileMember
 from rpel.peer.state.journal import Audit, RoundLog, check_audit, verify_audit
 from rpel.rules import rule
@@ -128,8 +128,8 @@ def test_removed_key_is_cleared_from_exclusions(network: Network, tmp_path: Path
     rotated = m.replace(members=(m.members[0], Member.of("peer-1", m.members[1].url, fresh), m.members[2]))
     with pytest.raises(ValueError, match=r"names the key '[0-9a-f]{64}'.*no member"):
         verify(path, rotated)
-    assert detector.proofs(tmp_path, m) != []
-    assert detector.proofs(tmp_path, rotated) == []
+    assert proofs(tmp_path, m) != []
+    assert proofs(tmp_path, rotated) == []
 
 
 # --- what a peer makes of what it is told -------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_equivocating_member_is_excluded(tmp_path: Path) -> None:
     for peer, config in zip(running, files.configs[:4], strict=True):
         (path,) = (config.state_dir / "evidence").glob("*.json")
         assert verify(path, files.membership).member == 4
-        assert peer.node.service.detector.excluded(peer.node.now) == ("peer-4",)
+        assert peer.node.service.excluded() == ("peer-4",)
         assert peer.node.summary()["outcomes"]["aggregated"] >= 3
         lines = [
             json.loads(text) for text in (config.state_dir.parent / "rounds.jsonl").read_text().splitlines()
@@ -431,5 +431,5 @@ def test_second_peer_with_the_same_key_stops_and_says_so(tmp_path: Path) -> None
             second.join()
         for peer in running:
             peer.join()
-    assert all(peer.node.service.detector.excluded(peer.node.now) == () for peer in running)
+    assert all(peer.node.service.excluded() == () for peer in running)
     assert running[3].node.summary()["round"] == 8

@@ -19,7 +19,7 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import Proof, Signed, of_member, sign
-from rpel.peer.io.detector import keep
+from rpel.peer.io.proofs import keep
 from rpel.peer.learn.learner import seed_of
 from rpel.peer.net import tls
 from rpel.peer.ops.create import NewNetwork, new, stall_proof

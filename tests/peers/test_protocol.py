@@ -70,7 +70,7 @@ def test_restart_reuses_the_persisted_draw_and_half_step() -> None:
     assert net.peers[0].disk.records[3][0].asked == record.asked
     assert [r.round for r in net.peers[0].reports] == [1, 2, 3, 4, 5]
     assert net.outcomes(0)[2] == "aggregated"
-    assert net.peers[0].wanted.count("Step") == 5
+    assert net.peers[0].effects.count("Step") == 5
     assert net.broken == []
 
 
@@ -147,7 +147,7 @@ def test_isolated_peer_freezes_and_catches_up() -> None:
     assert [r.outcome for r in reports[5:20]] == ["local_only"] * 15
     assert [r.frozen for r in reports[5:20]] == [False] * 4 + [True] * 11
     # none while frozen, nor in the round that catches up
-    assert net.peers[0].wanted.count("Step") == 30 - 10 - 1
+    assert net.peers[0].effects.count("Step") == 30 - 10 - 1
     assert reports[20].outcome == "caught_up"
     assert {r.outcome for r in reports[21:]} == {"aggregated"}
 
@@ -201,7 +201,7 @@ def test_non_finite_own_model_is_replaced_and_never_served() -> None:
     net.run()
     assert net.broken == []
     assert net.outcomes(0)[3] == "caught_up"
-    assert net.peers[0].wanted.count("Publish") == 1 + 8
+    assert net.peers[0].effects.count("Publish") == 1 + 8
     assert np.isfinite(net.peers[0].x).all()
     assert set(net.outcomes(0)[4:]) == {"aggregated"}
 
@@ -520,7 +520,7 @@ def test_second_peer_with_the_same_key_stops_before_serving() -> None:
     for seed in range(10):
         net = doubled(seed, 2.5 * PERIOD)
         assert net.twins[0].stops > 0
-        assert net.twins[0].reports == []
+        assert all(record.half is None for record, _ in net.twins[0].disk.records.values())
         assert net.peers[0].stops == 0
         assert all(peer.proofs == [] for peer in net.peers)
 
@@ -560,7 +560,7 @@ def test_fewer_than_2b_clocks_do_not_begin_a_peer() -> None:
     net.cut(-10, 1000, lambda a, c: max(a, c) >= net.n - net.b + 1)
     net.run()
     assert all(peer.reports == [] for peer in net.peers)
-    assert set(net.peers[0].wanted[2:]) == {"AskClocks", "Sleep", "Enter"}
+    assert set(net.peers[0].effects[2:]) == {"AskClocks", "Sleep", "Enter"}
 
 
 def test_peer_with_an_outdated_membership_waits_for_its_file_and_takes_part() -> None:

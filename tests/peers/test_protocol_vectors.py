@@ -15,7 +15,7 @@ from rpel.peer.config.membership import ADDED, OUTER, Member, Membership, conten
 from rpel.peer.config.timetable import Pace
 from rpel.peer.core import evidence, wire
 from rpel.peer.core.evidence import Roster, Witness, message, of_member, signed_by
-from rpel.peer.io.detector import verify
+from rpel.peer.io.proofs import verify
 from rpel.peer.net.http import parse_request
 from rpel.wire import Wire
 

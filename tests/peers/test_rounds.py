@@ -11,7 +11,7 @@ from rpel.learning import NesterovOuter
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core import protocol
 from rpel.peer.core.clock import RoundClock
-from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Pulled, Record, Terms
+from rpel.peer.core.protocol import Checkpoint, LentRow, Pulled, Record, Stored, Terms
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
 
@@ -29,7 +29,7 @@ class Driver:
         self,
         now: float,
         terms: Terms = TERMS,
-        memory: Memory | None = None,
+        memory: Stored | None = None,
         enter: Callable[[int], Terms | None] | None = None,
         answers: Callable[[int, Models], None] | None = None,
         clocks: Sequence[float] = (0.0,) * 8,
@@ -38,7 +38,7 @@ class Driver:
         how far those of members are ahead."""
         self.now, self._memory, self._answers = (
             now,
-            memory or Memory(),
+            memory or Stored(),
             answers or (lambda round, table: None),
         )
         self._terms, self._clocks = enter or (lambda round: terms), clocks
@@ -61,7 +61,7 @@ class Driver:
     def of(self, kind: type) -> list[Any]:
         return [effect for effect in self.seen if isinstance(effect, kind)]
 
-    def _recall(self, effect: protocol.Recall) -> Memory:
+    def _recall(self, effect: protocol.Recall) -> Stored:
         return self._memory
 
     def _askclocks(self, effect: protocol.AskClocks) -> list[float]:
@@ -84,10 +84,10 @@ class Driver:
         return Pulled(table, (PullResult.OK,) * len(effect.members))
 
 
-def recorded(round: int) -> Memory:
+def recorded(round: int) -> Stored:
     """A disk on which this round was recorded and did not end."""
     record = Record(round, tuple(range(1, 8)), LentRow(np.full(1, 3.0)))
-    return Memory(Checkpoint(round - 1, np.full(1, 2.0)), record, last_round=round, published=(round,))
+    return Stored(Checkpoint(round - 1, np.full(1, 2.0)), record, last_round=round, published=(round,))
 
 
 def test_round_resumed_after_a_change_of_plan_trims_by_the_new_plan() -> None:
@@ -112,7 +112,7 @@ def test_crash_between_half_step_and_outer_step_loses_neither_x_nor_v(checkpoint
     record = Record(
         5, tuple(range(1, 8)), LentRow(np.full(1, 3.0)), before=np.full(1, 2.0), v=np.full(1, 4.0)
     )
-    memory = Memory(checkpoint, record, last_round=5, published=(5,))
+    memory = Stored(checkpoint, record, last_round=5, published=(5,))
     saved = Driver(now=41.0, memory=memory, enter=lambda round: OUTER).to(5).of(protocol.Save)[0].checkpoint
     v = 0.9 * 4 + (2 - 1)  # the others answer 1, and of two near 3 none is left
     assert (saved.outcome, saved.v) == (Outcome.AGGREGATED, pytest.approx(v))
@@ -123,7 +123,7 @@ def test_unfinished_round_keeps_the_outer_velocity() -> None:
     record = Record(
         5, tuple(range(1, 8)), LentRow(np.full(1, 3.0)), before=np.full(1, 2.0), v=np.full(1, 4.0)
     )
-    memory = Memory(None, record, last_round=5, published=(5,))
+    memory = Stored(None, record, last_round=5, published=(5,))
     driver = Driver(now=49.0, memory=memory, enter=lambda round: OUTER).to(6)  # after the deadline of round 5
     assert driver.of(protocol.Step)[0].x == pytest.approx(3)
     assert driver.of(protocol.Save)[0].checkpoint.v == pytest.approx(0.9 * 4 + (3 - 1))

@@ -9,7 +9,6 @@ from support.process_network import Member, Plan, ProcessNetwork
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.xfail(strict=True, reason="all catch up and none serves for five rounds [issue 49]")
 def test_network_that_starts_late_aggregates_within_two_rounds(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path, Plan(peers=4, byzantine=1, period=0.8, deadline=0.5, start=-6.0)) as net:
 

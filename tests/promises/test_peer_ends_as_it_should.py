@@ -10,7 +10,6 @@ from support.process_network import Plan, ProcessNetwork, alone
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.xfail(strict=True, reason="B15: it asks for round T + 1, which does not exist [issue 49]")
 def test_peer_killed_while_it_catches_up_at_the_end_asks_for_the_last_round_again(tmp_path: Path) -> None:
     plan = Plan(peers=2, byzantine=0, rounds=3, period=60.0, deadline=40.0, start=-181.0, stretched=False)
     with ProcessNetwork(tmp_path, plan) as net, PlainMember(net, net.members[1]) as other:
@@ -30,7 +29,6 @@ def test_peer_killed_while_it_catches_up_at_the_end_asks_for_the_last_round_agai
         assert asked(1)[0] == "/v1/model/3"
 
 
-@pytest.mark.xfail(strict=True, reason="B6: a StopIteration ends the run as finished [issue 50]")
 def test_stop_iteration_in_a_task_is_an_error_and_not_the_end(tmp_path: Path) -> None:
     plan = alone(rounds=50, task="support.odd_tasks:exhausted", hyperparameters={"d": 4, "lr": 0.1})
     with ProcessNetwork(tmp_path, plan) as net:

@@ -28,9 +28,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessNetwork
 
 
 @pytest.mark.parametrize("wrong_by", [200, -7200, 7200])
-@pytest.mark.xfail(
-    strict=True, reason="B16: the service does not start it again, or no clock is named [issue 49]"
-)
 def test_peer_with_a_wrong_clock_names_it_and_is_started_again(
     running: ProcessNetwork, wrong_by: int
 ) -> None:
@@ -45,7 +42,6 @@ def test_peer_with_a_wrong_clock_names_it_and_is_started_again(
     assert str(peer.process.status) not in " ".join(final).split()
 
 
-@pytest.mark.xfail(strict=True, reason="B14: the time that an answer takes is counted as an error [issue 49]")
 def test_slow_answers_do_not_set_a_clock_back(tmp_path: Path) -> None:
     passing = threading.Event()
 

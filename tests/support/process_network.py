@@ -236,7 +236,8 @@ class ProcessNetwork:
         pipes = [os.pipe(), os.pipe()]
         out, err = (Path(f"/proc/self/fd/{write}") for _, write in pipes)
         more = {**environment, NAMESPACE: self.plan.namespace(member.number)}
-        with patch.dict(os.environ, PYTHONPATH=str(TESTS)):
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with patch.dict(os.environ, PYTHONPATH=path):
             process = Process(start(command, out, err, more, module="support.process_faults"))
         member.processes.append(process)
         for (read, write), heard in zip(pipes, (self._line, self._error), strict=True):

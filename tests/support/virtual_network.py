@@ -1,9 +1,9 @@
-"""Peers under a virtual clock: the real protocol and serving policy,
-with a network and disks that fail on cue.
+"""Peers under a virtual clock: all of ``peer/core``, with a network and disks that fail on cue.
 
-The network is a heap of events; every want of a peer takes virtual time, so a crash can fall between any two
-of them, and everything random comes from its seed, so any run replays. What must never happen is written down
-in ``VirtualNetwork.broken`` as it happens.
+This is a driver: it carries messages, keeps time and stores bytes, and decides nothing about rounds, replies,
+signatures or clocks. The network is a heap of events; every effect takes virtual time, so a crash can fall
+between any two of them, and everything random comes from its seed, so any run replays. What must never happen
+is written down in ``VirtualNetwork.broken`` as it happens, interesting states in ``VirtualNetwork.reached``.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,19 @@ import numpy as np
 from rpel.learning import NesterovOuter
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core import evidence, protocol
-from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.clock import ClockError, RoundClock, ahead, offset
 from rpel.peer.core.evidence import Proof, Signed, Witness
-from rpel.peer.core.protocol import Checkpoint, Effect, LentRow, Memory, Pulled, Record, Report, Terms
-from rpel.peer.core.serve_policy import SERVED, ServePolicy
+from rpel.peer.core.exchange import PAUSES, Exchange, SecondInstanceError
+from rpel.peer.core.protocol import (
+    Checkpoint,
+    Effect,
+    LentRow,
+    Record,
+    Report,
+    Stored,
+    Terms,
+)
+from rpel.peer.core.serve_policy import OTHER_MEMBERSHIP, SERVED, ServePolicy
 from rpel.peer.state.store import CHECKPOINTS, RECORDS
 from rpel.rules import rule
 from rpel.types import Models, Outcome, PullResult
@@ -32,7 +41,7 @@ PERIOD, SHARE = 10.0, 0.6
 DEADLINE = SHARE * PERIOD
 D = 3
 Reply = Callable[..., None]
-"""(status code, model, clock position): what a server sends back."""
+"""(status code, model, clock position, seconds that the request waited): what a server sends back."""
 Behaviour = Callable[["VirtualNetwork", int, int], tuple[float, Models | None] | None]
 """(net, own number, round) → when after the request it answers, and with what (None:
 with a malformed body)."""
@@ -96,7 +105,7 @@ class Disk:
         """The round of the newest whole one; 0: none."""
         return max(self.checkpoints.keys() - self.truncated, default=0)
 
-    def memory(self) -> Memory:
+    def memory(self) -> Stored:
         readable = [t for t in self.records if t not in self.damaged]
         served = tuple(t for t in sorted(readable) if self.records[t][0].half is not None)
         kept = self.checkpoints.get(self.last_checkpoint)
@@ -107,7 +116,7 @@ class Disk:
             record = replace(
                 record, before=record.before.copy(), v=None if record.v is None else record.v.copy()
             )
-        return Memory(
+        return Stored(
             checkpoint=kept,
             record=record,
             last_round=max(self.records, default=0),
@@ -127,22 +136,30 @@ class Roster:
         return repr(self)
 
 
+@dataclass(eq=False)
+class Waiting:
+    """A request for a round to come."""
+
+    member: int
+    round: int
+    reply: Reply
+    came: float
+
+
 @dataclass
 class Asking:
     """The pulls of one round on their way; the members' places are those of ``roster``."""
 
-    want: protocol.Pull
+    exchange: Exchange
     roster: Roster
     began: float
     table: Models
-    results: dict[int, PullResult] = field(default_factory=dict)
-    offsets: list[float] = field(default_factory=list)
     over: bool = False
 
 
 class Peer:
-    """One peer: its protocol, its desk, its disk and its clock. ``number`` is its name,
-    whatever its place."""
+    """One peer: its protocol, its serve policy, its disk and its clock. ``number`` is its name, whatever its
+    place."""
 
     def __init__(self, net: "VirtualNetwork", number: int) -> None:
         self.net, self.number = net, number
@@ -159,9 +176,9 @@ class Peer:
         self.v: Models | None = None  # of the outer step, as it must be
         self.x = np.zeros(D)
         self.reports: list[Report] = []
-        self.wanted: list[str] = []
+        self.effects: list[str] = []
         self.steps: list[tuple[int, bool]] = []  # (round, with the momentum forgotten)
-        self.crash_at: tuple[str, int] | None = None  # (kind of want, round): crash when it is next wanted
+        self.crash_at: tuple[str, int] | None = None  # (effect, round): crash when it comes
         self.refused: str | None = None
         self.retired = False  # down for good
         self.left = False  # it has nothing more to do
@@ -177,7 +194,7 @@ class Peer:
             return
         self.up, self.incarnation = True, self.incarnation + 1
         self.policy = ServePolicy()
-        self.waiting: list[Callable[[], None]] = []
+        self.waiting: list[Waiting] = []
         self.bodies: dict[int, Models] = {}
         wall = self.net.now + self.wall_error
         times = self.net.timetable(self.file_of(self.net.times.round(wall)))
@@ -186,7 +203,7 @@ class Peer:
         if terms is None:
             self.leave()
             return
-        self.wants = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
+        self.rounds = protocol.rounds(terms, self.clock, self.draw, lambda: np.zeros(D))
         self.momentum, self.v = np.zeros((3, D)), None
         self.witness = Witness(last=max(self.disk.records, default=0))
         self.join(self.net.roster(self.file_of(self.clock.round())))
@@ -197,7 +214,7 @@ class Peer:
     def join(self, roster: Roster) -> None:
         """This membership is in force: with its number there, and as its witness sees it."""
         self.roster, self.place = roster, roster.ids.index(self.number)
-        self.members = evidence.Roster(self.place, roster.keys, self.signed_by)
+        self.members = evidence.Roster(self.place, roster.keys, self.signed_by, self.net.pull)
 
     def file_of(self, t: int) -> int:
         """A round with the membership that this peer takes for that of round t."""
@@ -220,7 +237,7 @@ class Peer:
         """kill -9."""
         if self.up:
             self.up = False
-            self.wants.close()
+            self.rounds.close()
 
     def ticks(self) -> float:
         return self.net.now * (1 + self.drift)
@@ -246,23 +263,23 @@ class Peer:
 
     def go(self, answer: Any) -> None:
         try:
-            want = self.wants.send(answer)
+            effect = self.rounds.send(answer)
         except StopIteration:
             self.up, self.left = False, True
             return
-        except ValueError as error:  # a start that is refused
+        except ClockError as error:  # a start that is refused
             self.refused = str(error)
             self.up = False
             return
-        kind = type(want).__name__
-        self.wanted.append(kind)
+        kind = type(effect).__name__
+        self.effects.append(kind)
         if self.crash_at is not None and self.crash_at == (kind, self.clock.round()):
             self.crash_at = None
             self.crash(self.net.coins.uniform(0.1, 2.5 * PERIOD))
             return
-        getattr(self, f"on_{kind.lower()}")(want)
+        getattr(self, f"on_{kind.lower()}")(effect)
 
-    def on_recall(self, want: Effect) -> None:
+    def on_recall(self, effect: Effect[Any]) -> None:
         memory = self.disk.memory()
         if memory.record is not None:
             self.momentum = self.disk.records[memory.record.round][1].copy()
@@ -278,27 +295,34 @@ class Peer:
             self.net.recalled(self, memory)
         self.later(0.01, self.go, memory)
 
-    def on_askclocks(self, want: Effect) -> None:
+    def on_askclocks(self, effect: Effect[Any]) -> None:
         self.later(0.05, self.go, self.clock_offsets())
 
     def clock_offsets(self) -> list[float | None]:
         """How far the clocks of those that answer are ahead; None of those that hold another membership."""
-        others = [p for p in self.net.peers if p.number != self.number]
-        heard = [p for p in others if self.net.connected(self.number, p.number)]
-        offsets = [
-            p.clock.position() - self.clock.position() if p.roster == self.roster else None
-            for p in heard
-            if p.up and self.net.now >= p.paused_until
-        ]
+        offsets: list[float | None] = []
+        sent = self.clock.position()
+        for p in self.net.peers:
+            way, back = self.net.send(self.number, p.number), self.net.send(p.number, self.number)
+            if (
+                p.number == self.number
+                or not p.up
+                or self.net.now < p.paused_until
+                or way is None
+                or back is None
+            ):
+                continue
+            told = offset(p.clock.position() + way, sent, sent + way + back)
+            offsets.append(told if p.roster == self.roster else None)
         liars = [p for p in self.net.hostile if self.net.connected(self.number, p)]
         return offsets + [1e6 if (self.number + p) % 2 else -1e6 for p in liars]
 
-    def on_sleep(self, want: protocol.Sleep) -> None:
-        self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
+    def on_sleep(self, effect: protocol.Sleep) -> None:
+        self.later((effect.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
-    def on_enter(self, want: protocol.Enter) -> None:
+    def on_enter(self, effect: protocol.Enter) -> None:
         # who has the files knows by them which round runs
-        t = self.file_of(max(want.round, self.net.times.round(self.clock.position())))
+        t = self.file_of(max(effect.round, self.net.times.round(self.clock.position())))
         terms = self.net.terms(self, t)
         if terms is None:
             self.go(None)
@@ -308,12 +332,12 @@ class Peer:
         self.clock.timetable = self.net.timetable(t)
         self.later(0.001, self.go, terms)
 
-    def on_step(self, want: protocol.Step) -> None:
-        self.steps.append((want.round, want.fresh))
-        if want.fresh:
+    def on_step(self, effect: protocol.Step) -> None:
+        self.steps.append((effect.round, effect.fresh))
+        if effect.fresh:
             self.momentum = np.zeros((3, D))
-        self.before = want.x.copy()
-        self.later(self.compute, self.go, self.stepped(want.x))
+        self.before = effect.x.copy()
+        self.later(self.compute, self.go, self.stepped(effect.x))
 
     def stepped(self, x: Models) -> Models:
         """The local step: by momentum, or by Adam where the network has an outer step."""
@@ -326,115 +350,118 @@ class Peer:
         self.momentum = np.stack([mean, squares, steps])
         return np.asarray(x - 0.1 * mean / (1 - 0.5**steps) / (np.sqrt(squares / (1 - 0.9**steps)) + 1e-3))
 
-    def on_persist(self, want: protocol.Persist) -> None:
-        half = want.record.half
+    def on_persist(self, effect: protocol.Persist) -> None:
+        half = effect.record.half
         if half is not None and self.net.outer is not None:
-            self.net.outer_recorded(self, want.record)
-        self.witness.recorded(want.record.round, None if half is None else digest(half))
-        self.later(0.05, lambda: self.go(self.disk.persist(want.record, self.momentum)))
+            self.net.outer_recorded(self, effect.record)
+        self.witness.recorded(effect.record.round, None if half is None else digest(half))
+        self.later(0.05, lambda: self.go(self.disk.persist(effect.record, self.momentum)))
 
-    def on_publish(self, want: protocol.Publish) -> None:
-        if want.served:
-            record = self.disk.records.get(want.round)
+    def on_publish(self, effect: protocol.Publish) -> None:
+        if effect.served:
+            record = self.disk.records.get(effect.round)
             if record is None or record[0].half is None:
-                self.net.break_("published before it was on disk", self.number, want.round)
+                self.net.break_("published before it was on disk", self.number, effect.round)
             else:
-                self.bodies[want.round] = record[0].half
-            self.policy.publish(want.round)
+                self.bodies[effect.round] = record[0].half
+            self.policy.publish(effect.round)
         else:
-            self.policy.skip(want.round)
-        woken, self.waiting = self.waiting, []
-        for look in woken:
-            self.later(0.0, look)
+            self.policy.skip(effect.round)
+        for request in self.waiting:
+            self.later(0.0, self.look, request)
         self.later(0.001, self.go, None)
 
-    def on_save(self, want: protocol.Save) -> None:
-        self.x = want.checkpoint.x.copy()
+    def on_save(self, effect: protocol.Save) -> None:
+        self.x = effect.checkpoint.x.copy()
         if self.net.outer is not None:
-            self.net.outer_kept(self, want.checkpoint)
-        if not np.isfinite(want.checkpoint.x).all():
-            self.net.break_("a model that is not finite was kept", self.number, want.checkpoint.round)
-        self.later(0.05, lambda: self.go(self.disk.save(want.checkpoint)))
+            self.net.outer_kept(self, effect.checkpoint)
+        if not np.isfinite(effect.checkpoint.x).all():
+            self.net.break_("a model that is not finite was kept", self.number, effect.checkpoint.round)
+        self.later(0.05, lambda: self.go(self.disk.save(effect.checkpoint)))
 
-    def on_tell(self, want: protocol.Tell) -> None:
-        self.net.told(self, want.report)
-        self.reports.append(want.report)
+    def on_tell(self, effect: protocol.Tell) -> None:
+        self.net.told(self, effect.report)
+        self.reports.append(effect.report)
         self.later(0.0, self.go, None)
 
-    def on_linger(self, want: protocol.Linger) -> None:
-        self.later((want.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
+    def on_linger(self, effect: protocol.Linger) -> None:
+        self.later((effect.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     # --- pulling ---
 
-    def on_pull(self, want: protocol.Pull) -> None:
-        self.net.asked(self, want)
-        table = np.full((1 + len(want.members), D), np.nan)
-        if want.half is not None:
-            table[0] = want.half
-        asking = Asking(want, self.roster, self.clock.position(), table)
-        self.later(want.deadline - self.clock.position(), self.close, asking)
-        for place in range(len(want.members)):
-            self.ask(asking, place)
+    def on_pull(self, effect: protocol.Pull) -> None:
+        self.net.asked(self, effect)
+        table = np.full((1 + len(effect.members), D), np.nan)
+        if effect.half is not None:
+            table[0] = effect.half
+        exchange = Exchange(effect, self.members, self.witness)
+        asking = Asking(exchange, self.roster, self.clock.position(), table)
+        self.later(effect.deadline - self.clock.position(), self.close, asking)
+        for member in exchange.members:
+            self.ask(asking, member)
+        self.close_if_over(asking)
 
-    def ask(self, asking: Asking, place: int) -> None:
-        """One request; refused connections and 425 are tried again until the deadline."""
+    def ask(self, asking: Asking, member: int, pause: float = PAUSES[0]) -> None:
+        """One request; who does not answer yet is asked again, ever more slowly."""
         if asking.over:
             return
-        member, t = asking.want.members[place], asking.want.round
-        if asking.roster.keys[member] in self.witness.excluded(self.members):
-            asking.results[member] = PullResult.REFUSED
-            return
-        born, meant = self.incarnation, asking.roster.ids[member]
+        born, meant, sent = self.incarnation, asking.roster.ids[member], self.clock.position()
 
-        def reply(code: int, model: Models | None, position: float) -> None:
-            if self.up and self.incarnation == born and not asking.over:
-                self.answered(asking, place, code, model, position)
+        def reply(code: int, model: Models | None, position: float, waited: float) -> None:
+            if not self.up or self.incarnation != born or asking.over:
+                return
+            exchange = asking.exchange
+            if code == SERVED and model is not None:
+                asking.table[exchange.pull.members.index(member) + 1] = model
+                off = ahead(position, sent, self.clock.position(), waited)
+                own = signed(asking.roster.keys[member], exchange.pull.round, digest(model))
+                self.prove(exchange.answered(member, own, off))
+                self.gossip(asking, meant)
+            elif code == SERVED:
+                exchange.failed(member, PullResult.MALFORMED)
+            elif code == 0 or exchange.refused(member, code):
+                self.later(pause, self.ask, asking, member, min(2 * pause, PAUSES[1]))
+            else:
+                exchange.failed(member, PullResult.REFUSED)
+            self.close_if_over(asking)
 
         arrived = self.net.send(self.number, meant)
         if arrived is None:
-            self.later(0.5, self.ask, asking, place)
+            self.later(pause, self.ask, asking, member, min(2 * pause, PAUSES[1]))
         else:
-            self.net.after(arrived, lambda: self.net.serve(meant, self, t, reply))
+            self.net.after(arrived, lambda: self.net.serve(meant, self, asking.exchange.pull.round, reply))
 
-    def answered(self, asking: Asking, place: int, code: int, model: Models | None, position: float) -> None:
-        if code in (0, 409, 425):
-            self.later(0.3, self.ask, asking, place)
+    def gossip(self, asking: Asking, meant: int) -> None:
+        """Ask a member that answered what it saw signed in the round before."""
+        way, back = self.net.send(self.number, meant), self.net.send(meant, self.number)
+        if not asking.exchange.tells or way is None or back is None:
             return
-        member = asking.want.members[place]
-        result = (
-            PullResult.REFUSED if code != SERVED else PullResult.MALFORMED if model is None else PullResult.OK
-        )
-        if model is not None and result is PullResult.OK:
-            asking.table[place + 1] = model
-            if asking.roster == self.roster:
-                self.sees(member, asking.want.round, model)
-            asking.offsets.append(position - self.clock.position())
-        asking.results[member] = result
-        if len(asking.results) == len(asking.want.members):
-            self.later(0.0, self.close, asking)
 
-    def sees(self, member: int, t: int, model: Models) -> None:
-        """A model came, signed; with it comes what its sender saw in the round before."""
-        found = [
-            self.witness.saw(self.members, member, t, signed(self.roster.keys[member], t, digest(model)))
-        ]
-        found += self.witness.hear(
-            self.members, t - 1, self.net.told_by(self.roster.ids[member], self, t - 1)
-        )
-        for proof in found:
-            if proof is not None:
-                self.proofs.append(proof)
-                self.net.excluded(proof)
-        if self.witness.duplicate_key:
-            self.stops += 1
-            self.later(0.0, self.crash, 2 * PERIOD)
+        def hear() -> None:
+            message = self.net.told_by(meant, asking.roster, asking.exchange.tells)
+            try:
+                self.prove(asking.exchange.told(message))
+            except SecondInstanceError:
+                self.stops += 1
+                self.crash(2 * PERIOD)
+
+        self.later(way + back, hear)
+
+    def prove(self, proofs: list[Proof]) -> None:
+        for proof in proofs:
+            self.proofs.append(proof)
+            self.net.excluded(proof)
+
+    def close_if_over(self, asking: Asking) -> None:
+        if asking.exchange.over:
+            self.later(0.0, self.close, asking)
 
     def close(self, asking: Asking) -> None:
         if not asking.over:
             asking.over = True
-            results = tuple(asking.results.get(member, PullResult.LATE) for member in asking.want.members)
-            self.net.pulled(self, asking, results)
-            self.go(Pulled(asking.table, results, tuple(asking.offsets)))
+            pulled = asking.exchange.pulled(asking.table)
+            self.net.pulled(self, asking, pulled.results)
+            self.go(pulled)
 
     # --- serving ---
 
@@ -443,37 +470,40 @@ class Peer:
         if self.net.now < self.paused_until:
             self.later(0.0, self.serve, puller, t, reply)
             return
-        if puller.roster != self.roster:  # another membership
-            reply(409, None, self.clock.position())
+        if puller.roster != self.roster:
+            reply(OTHER_MEMBERSHIP, None, 0.0, 0.0)
             return
-        member = puller.number
+        member, came = puller.number, self.net.now
         decision = self.policy.request(member, t)
         if decision.kind == "refuse":
-            reply(decision.code, None, self.clock.position())
+            reply(decision.code, None, 0.0, 0.0)
         elif decision.kind == "serve":
-            self.send(member, t, reply)
+            self.send(member, t, reply, came)
         else:
-            self.waiting.append(lambda: self.look(member, t, reply))
+            request = Waiting(member, t, reply, came)
+            self.waiting.append(request)
+            self.later(self.policy.patience, self.look, request)
 
-    def look(self, member: int, t: int, reply: Reply) -> None:
-        decision = self.policy.look(t)
-        if decision.kind == "wait":
-            self.waiting.append(lambda: self.look(member, t, reply))
-        elif decision.kind == "serve":
-            self.send(member, t, reply)
+    def look(self, request: "Waiting") -> None:
+        decision = self.policy.look(request.round, self.net.now - request.came)
+        if request not in self.waiting or decision.kind == "wait":
+            return
+        self.waiting.remove(request)
+        if decision.kind == "serve":
+            self.send(request.member, request.round, request.reply, request.came)
         else:
-            self.policy.done(member, t, full=False)
-            reply(decision.code, None, self.clock.position())
+            self.policy.done(request.member, request.round, full=False)
+            request.reply(decision.code, None, 0.0, 0.0)
 
-    def send(self, member: int, t: int, reply: Reply) -> None:
+    def send(self, member: int, t: int, reply: Reply, came: float) -> None:
         """Answer with the half-step of round t."""
         body = self.bodies[t].copy()
         self.net.served(self, t, body)
         self.policy.done(member, t, full=True)
         way = self.net.send(self.number, member)
         if way is not None:
-            position = self.clock.position()
-            self.net.after(way, lambda: reply(SERVED, body, position))
+            position, waited = self.clock.position(), self.net.now - came
+            self.net.after(way, lambda: reply(SERVED, body, position, waited))
 
 
 def same(a: Models | None, b: Models | None) -> bool:
@@ -561,22 +591,22 @@ class VirtualNetwork:
             answer = self.hostile[member](self, member, t)
             if answer is not None:
                 delay, model = answer
-                self.after(delay, lambda: reply(SERVED, model, 1e6))
+                self.after(delay, lambda: reply(SERVED, model, 1e6, 0.0))
             return
         up = [peer for peer in self.answering(member) if peer.up]
         if up:
             self.coins.choice(up).serve(puller, t, reply)
         else:
-            self.after(0.01, lambda: reply(0, None, 0.0))
+            self.after(0.01, lambda: reply(0, None, 0.0, 0.0))
 
     def answering(self, member: int) -> list[Peer]:
         """Who answers at a member's address: one peer, or two that share a key."""
         return [self.peers[member], *(twin for number, twin in self.twins.items() if number == member)]
 
-    def told_by(self, member: int, puller: Peer, t: int) -> dict[str, Any]:
+    def told_by(self, member: int, roster: Roster, t: int) -> dict[str, Any]:
         """What a member says it saw; the hostile repeat what is true, and add what is not."""
         told = self.coins.choice(self.peers if member in self.hostile else self.answering(member))
-        known = told.incarnation > 0 and told.roster == puller.roster
+        known = told.incarnation > 0 and told.roster == roster
         entries = told.witness.seen(told.members, t) if known else {"seen": []}
         if member not in self.hostile:
             return entries
@@ -619,31 +649,36 @@ class VirtualNetwork:
     def break_(self, invariant: str, *where: Any) -> None:
         self.broken.append(f"{invariant}: {where} at {self.now:.2f}")
 
-    def asked(self, peer: Peer, want: protocol.Pull) -> None:
+    def asked(self, peer: Peer, effect: protocol.Pull) -> None:
         # whoever missed the last round asks for it with a draw of its own
         t = max(peer.disk.records, default=0)
-        t = t if t == self.rounds + 1 == want.round + 1 else want.round
-        known = self._draws.setdefault((peer, t), want.members)
-        if known != want.members or len(set(want.members)) != len(want.members) or peer.place in want.members:
-            self.break_("one draw a round", peer.number, want.round)
+        t = t if t == self.rounds + 1 == effect.round + 1 else effect.round
+        known = self._draws.setdefault((peer, t), effect.members)
+        if (
+            known != effect.members
+            or len(set(effect.members)) != len(effect.members)
+            or peer.place in effect.members
+        ):
+            self.break_("one draw a round", peer.number, effect.round)
         record = peer.disk.records.get(t)
-        if record is None or record[0].asked != want.members:
-            self.break_("the draw is on disk before the first pull", peer.number, want.round)
+        if record is None or record[0].asked != effect.members:
+            self.break_("the draw is on disk before the first pull", peer.number, effect.round)
             return
-        if len(want.members) != self.pull:
-            self.break_("s are asked", peer.number, want.round)
+        if len(effect.members) != self.pull:
+            self.break_("s are asked", peer.number, effect.round)
 
     def served(self, peer: Peer, t: int, body: Models) -> None:
         if self._versions.setdefault((peer, t), body.tobytes()) != body.tobytes():
             self.break_("two versions of a round", peer.number, t)
 
     def pulled(self, peer: Peer, asking: Asking, results: Iterable[PullResult]) -> None:
-        late = peer.clock.position() - max(asking.want.deadline, asking.began)
+        pull = asking.exchange.pull
+        late = peer.clock.position() - max(pull.deadline, asking.began)
         if late > 0.5 and self.now >= peer.paused_until + PERIOD:
-            self.break_(f"pulls ended {late:.2f} s after the deadline", peer.number, asking.want.round)
-        came = [m for m, result in zip(asking.want.members, results, strict=True) if result is PullResult.OK]
+            self.break_(f"pulls ended {late:.2f} s after the deadline", peer.number, pull.round)
+        came = [m for m, result in zip(pull.members, results, strict=True) if result is PullResult.OK]
         if sum(asking.roster.ids[m] in self.hostile for m in came) > (self.rule.f or 0):
-            self.break_("more hostile models than b_hat", peer.number, asking.want.round)
+            self.break_("more hostile models than b_hat", peer.number, pull.round)
 
     def told(self, peer: Peer, report: Report) -> None:
         self.trace.append(
@@ -689,7 +724,7 @@ class VirtualNetwork:
             self.break_(f"v after a round that ended {kept.outcome}", peer.number, kept.round)
         peer.v = None if kept.v is None else kept.v.copy()
 
-    def recalled(self, peer: Peer, memory: Memory) -> None:
+    def recalled(self, peer: Peer, memory: Stored) -> None:
         assert memory.checkpoint is not None
         if memory.checkpoint.round < self._durable[peer]:
             self.break_("a saved round was lost", peer.number, memory.checkpoint.round)

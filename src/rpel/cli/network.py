@@ -663,7 +663,7 @@ def verify(
     Example: rpel network verify state/evidence/clinic-7-42.json --members members.toml
     """
     from rpel.peer.config.membership import Membership
-    from rpel.peer.io.detector import verify as verify_evidence
+    from rpel.peer.io.proofs import verify as verify_evidence
     from rpel.peer.state.journal import verify_audit
 
     if file.is_dir():

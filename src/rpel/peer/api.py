@@ -108,7 +108,7 @@ def run(config: Config, progress: Progress | None = None, force: bool = False) -
     """
     node = Node(config, progress=progress, force=force)
     over, last = node.over, None
-    if over:
+    if node.ended_here:
         with suppress(ValueError):  # no round ended here
             last = node.export(node.model_path)
     else:

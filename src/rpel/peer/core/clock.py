@@ -16,8 +16,36 @@ _SLEW = 0.01
 _IGNORED = 0.02
 
 
-class ClockError(ValueError):
-    """This peer's clock and those of the other members are more than a round apart."""
+class ClockError(OSError):
+    """This peer's clock and those of the other members are more than a round apart.
+
+    No bad input: a machine that has just booted may have the right time a minute later.
+    """
+
+
+def ahead(position: float, sent: float, received: float, waited: float = 0.0) -> float:
+    """How far ahead a member's clock is; request and reply were sent and came at these own positions.
+
+    The member read its clock somewhere between, after the request had ``waited`` there. What the way to it
+    and back can explain is no difference: otherwise all members would follow each other's delays, ever
+    further.
+
+    >>> ahead(10.2, sent=10.0, received=10.5), ahead(11.5, 10.0, 11.0, waited=0.75)
+    (0.0, 0.5)
+    >>> ahead(10.5, 10.0, 11.0, waited=0.75)
+    -0.25
+    """
+    late = position - received
+    return max(late, min(0.0, position - sent - max(0.0, waited)))
+
+
+def offset(position: float, sent: float, received: float) -> float:
+    """How far ahead a clock is that was read, as far as one can know, midway between sending and receiving.
+
+    >>> offset(10.25, sent=10.0, received=12.0)
+    -0.75
+    """
+    return position - (sent + received) / 2
 
 
 class RoundClock:

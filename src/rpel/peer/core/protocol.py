@@ -1,8 +1,28 @@
 """What a peer does, round after round, without a socket, a file or a clock of its own.
 
-:func:`rounds` yields effects and is sent what they brought; ``io/node.py`` answers with TLS, a disk and the
-machine's clock, the tests with a simulated network under a virtual clock. Models in its records are never
-written to after they were made, but for one: a :data:`LentRow`. Its invariants:
+How this works
+--------------
+:func:`rounds` is a coroutine that awaits *effects*: ``stored = await Recall()`` asks its driver for what the
+disk holds and is typed as such. The driver of a real peer (``node/node.py``) answers effects by TLS, a disk
+and the machine's clock; the tests' driver (``tests/support/virtual_network.py``) answers them under a virtual
+clock and can stop a peer between any two of them. Neither has a rule of its own.
+
+Follow peer A through round 7, with s = 8 and b̂ = 2. ``Sleep`` ends where the timetable puts the start of the
+round. ``Enter`` returns the :class:`Terms` of the membership in force, which may be a new one. ``Step``
+returns the half-step that training makes of A's model (lines 3-6). A draws eight members, and ``Persist``
+writes the draw and the half-step to disk; only then does ``Publish`` let the server give it to others.
+``Pull`` asks the eight members at once (line 7). How their replies count is decided by an
+:class:`~rpel.peer.core.exchange.Exchange`, which the driver feeds: a member whose key signed two models is
+not asked, 425 is asked again, each model brings the signatures that its sender saw in round 6, and the pull
+is over when nothing more can come. With 4 answers or more A aggregates them, trimming 2 (lines 8-9); with
+fewer it keeps its half-step. ``Save`` writes the checkpoint, ``Tell`` reports the round, and round 8 follows.
+If A had missed rounds 5 and 6 it would take no step and publish nothing in round 7, but take a robust
+aggregate of the eight. If so many of the eight did the same that 4 answers could not come, all were down
+together: A would publish its newest model after all, and pull again.
+
+Invariants
+----------
+Models in records are never written to after they were made, but for one: a :data:`LentRow`.
 
 1. One draw a round. The peers to pull from are drawn once and persisted before the first pull;
    a restart asks the same.
@@ -18,25 +38,30 @@ written to after they were made, but for one: a :data:`LentRow`. Its invariants:
    ``patience`` in a row it stops taking local steps, and goes on serving what it has and pulling.
 5. A peer that missed more than one round, stood still, or has a non-finite model catches up: it takes a
    robust aggregate of the answers, always by nnm+trimmed_mean, and forgets its momentum. Its own model is
-   left out of 2 b̂ + 1 answers or more. With exactly 2 b̂ it is added, however old: every coordinate then lies
-   between honest values, the old one included, so b liars who repeat that one can hold the peer back, but
-   only while no more than 2 b̂ members answer: it takes part again,
+   left out of 2 b̂ + 1 answers or more. With exactly 2 b̂ it is added, however old: every coordinate then
+   lies between honest values, the old one included, so b liars who repeat that one can hold the peer back,
+   but only while no more than 2 b̂ members answer: it takes part again,
    and leaves its own model out in the first round with 2 b̂ + 1 answers.
-6. Liveness. The plan secures 2 b̂ answers when all hostile members are silent and F honest ones are down. When
-   faults end so, every honest peer aggregates again within 10 rounds: with ``patience`` behind them all serve
-   something, and 2 b̂ answers suffice for everybody.
+6. Liveness. The plan secures 2 b̂ answers when all hostile members are silent and F honest ones are down.
+   When faults end so, every honest peer aggregates again within 10 rounds: with ``patience`` behind them all
+   serve something, and 2 b̂ answers suffice for everybody.
 7. An outer step follows an aggregation and nothing else: a round that ends local_only keeps v, catching up
    leaves the aggregate as it is and forgets v. The model before the local steps and v are in the record of
    the half-step, so that a crash in the middle of a round, even after a checkpoint that the disk refused,
    loses neither.
-8. The end is the same for all. After its last round a peer serves it for ``linger`` periods; who missed it
+8. When everybody was down, somebody must begin. A peer that has no half-step of the round serves its newest
+   model in its place, once at least s - 2 b̂ + 1 of its own draw say that they hold nothing of this round:
+   fewer than 2 b̂ answers could come. The plan has s >= 3 b̂ + F, so b̂ liars and F late members cannot cause
+   this. Such a model is not trusted: the peer still catches up, and stays as far behind as it was if it
+   cannot.
+9. The end is the same for all. After its last round a peer serves it for ``linger`` periods; who missed it
    takes a robust aggregate of that round's half-steps, from one more draw, which is recorded like those of
    the rounds.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NewType
+from typing import Any, Generic, NewType, TypeVar
 
 import numpy as np
 
@@ -47,12 +72,15 @@ from rpel.randomness import stream
 from rpel.rules import Rule, aggregate_or_keep, rule
 from rpel.types import ROBUST_RULE, Aggregated, Floats, Models, Outcome, PullResult, Received
 
+T = TypeVar("T")
 Sampler = Callable[[int, int, int, int], tuple[int, ...]]
 """(round, own number, nodes, s) → s different others. A deployed peer's come from the operating system."""
 LentRow = NewType("LentRow", Floats)
 """A model (d,) in a row of the driver's table: valid until the next Step, which overwrites it."""
 _AHEAD = 0.05
 """Of a period: how far a peer's clock may have been ahead of the one it adopts after a restart."""
+_LEFT = 10.0
+"""Seconds for which the others are asked by a peer whose clock says that they have all left."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +124,8 @@ class Record:
     before: Models | None = None
     v: Models | None = None
     membership: str = ""
+    stale: bool = False
+    """The half-step is an older model, served because everybody was down (invariant 8)."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +146,8 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What the disk has. ``last_round`` is the newest round ever recorded, readable or not; 0: none."""
+class Stored:
+    """What is on disk. ``last_round`` is the newest round ever recorded, readable or not; 0: none."""
 
     checkpoint: Checkpoint | None = None
     record: Record | None = None
@@ -125,38 +155,44 @@ class Memory:
     published: tuple[int, ...] = ()
 
 
-# --- what is wanted, and what comes back --------------------------------------------------------------------
+# --- effects ------------------------------------------------------------------------------------------------
+
+
+class Effect(Generic[T]):
+    """Something that the protocol asks of its driver; ``await`` returns what the driver sends back, a T."""
+
+    def __await__(self) -> "Generator[Effect[T], T, T]":
+        return (yield self)
 
 
 @dataclass(frozen=True)
-class Recall:
-    """→ Memory; the local state (momentum) of its record is restored too."""
+class Recall(Effect[Stored]):
+    """Read the disk; the local state (momentum) of its record is restored, too."""
 
 
 @dataclass(frozen=True)
-class AskClocks:
-    """→ for each member that answered, how far its clock is ahead of this one; None if it only said that it
-    holds another membership."""
+class AskClocks(Effect[list[float | None]]):
+    """Ask every member for its clock: how far it is ahead, for each that answers; None if it only said that
+    it holds another membership."""
 
 
 @dataclass(frozen=True)
-class Sleep:
-    """→ None, when this peer's clock has that position."""
+class Sleep(Effect[None]):
+    """Wait until this peer's clock has that position."""
 
     until: float
 
 
 @dataclass(frozen=True)
-class Enter:
-    """→ the Terms of this round, which begins; None: this peer is a member no longer."""
+class Enter(Effect[Terms | None]):
+    """Begin this round and return its terms; None: this peer is a member no longer."""
 
     round: int
 
 
 @dataclass(frozen=True)
-class Step:
-    """→ the half-step (d,) that training makes of x; ``fresh``: with the momentum forgotten.
-    x stays as it is."""
+class Step(Effect[LentRow]):
+    """Train: the half-step (d,) of x, which stays as it is; ``fresh``: with the momentum forgotten."""
 
     round: int
     x: Models
@@ -164,28 +200,18 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Persist:
-    """→ whether the record, with the local state, is on disk."""
+class Persist(Effect[bool]):
+    """Write the record and the local state; returns whether they are on disk."""
 
     record: Record
 
 
 @dataclass(frozen=True)
-class Publish:
-    """→ None. From now on this round's half-step is served; ``served`` False: it never will be."""
+class Publish(Effect[None]):
+    """Serve this round's half-step from now on; ``served`` False: there is nothing to serve."""
 
     round: int
     served: bool
-
-
-@dataclass(frozen=True)
-class Pull:
-    """→ Pulled: all members asked at once, and no answer after the deadline (a position)."""
-
-    round: int
-    members: tuple[int, ...]
-    half: LentRow | None
-    deadline: float
 
 
 @dataclass(frozen=True)
@@ -194,17 +220,32 @@ class Pulled:
 
     Without a half-step row 0 is the protocol's to fill. A complete model with a non-finite entry is OK: the
     rule counts it as one of the b̂. ``offsets``: how far the clocks of those that answered were ahead of this
-    one at that moment.
+    one at that moment. ``empty``: how many said that they hold nothing of this round.
     """
 
     table: Models
     results: tuple[PullResult, ...]
     offsets: tuple[float, ...] = ()
+    empty: int = 0
 
 
 @dataclass(frozen=True)
-class Save:
-    """→ whether the checkpoint is on disk."""
+class Pull(Effect[Pulled]):
+    """Ask all members at once, as an ``Exchange`` decides, until the deadline (a position) at most.
+
+    ``needed``: answers without which the pull changes nothing.
+    """
+
+    round: int
+    members: tuple[int, ...]
+    half: LentRow | None
+    deadline: float
+    needed: int
+
+
+@dataclass(frozen=True)
+class Save(Effect[bool]):
+    """Write the checkpoint; returns whether it is on disk."""
 
     checkpoint: Checkpoint
 
@@ -227,21 +268,21 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """→ None."""
+class Tell(Effect[None]):
+    """Report a round that has ended."""
 
     report: Report
 
 
 @dataclass(frozen=True)
-class Linger:
-    """→ None, when this peer's clock has that position: the last round has ended here, and is served."""
+class Linger(Effect[None]):
+    """Wait until this peer's clock has that position: the last round has ended here, and is served."""
 
     until: float
 
 
-Effect = Recall | AskClocks | Sleep | Enter | Step | Persist | Publish | Pull | Save | Tell | Linger
-Effects = Generator[Effect, Any, None]
+Effects = Coroutine[Any, Any, None]
+"""The rounds of a peer: ``send`` returns the next effect, and StopIteration is their end."""
 
 
 # --- the rounds ---------------------------------------------------------------------------------------------
@@ -264,116 +305,303 @@ class State:
 
 def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[[], Models]) -> Effects:
     """From start to the last round, under the invariants above.
-    ``initial()`` is everybody's first model (d,), anew."""
-    memory: Memory = yield Recall()
-    for t in memory.published:
-        yield Publish(t, served=True)
-    yield Publish(memory.last_round, served=False)
-    began = clock.position()
-    agreed = yield from _agree(clock, terms)
-    if agreed is None:
-        return
-    terms, clocks = agreed
-    sat_out = _sat_out(clock)
-    if 0 < clocks <= 2 * terms.byzantine:
-        sat_out = max(sat_out, began + clock.period)
-    state = _restored(memory, initial)
-    if memory.record is not None and memory.record.round > state.round:
-        state = yield from _resumed(memory.record, state, terms, clock)
-    while True:
-        t, entered = yield from _next(state, terms, clock)
-        if entered is None:
+
+    ``initial()`` is everybody's first model (d,), anew.
+    """
+    return _Rounds(terms, clock, sampler, initial).play()
+
+
+class _RetiredError(Exception):
+    """This peer is a member no longer, or has come when all is over."""
+
+
+class _Rounds:
+    """One process of a peer: what it knows between two effects."""
+
+    def __init__(
+        self, terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[[], Models]
+    ) -> None:
+        self.terms, self.clock, self.sampler, self.initial = terms, clock, sampler, initial
+        self.state: State
+
+    async def play(self) -> None:
+        """All rounds, one after the other."""
+        stored = await Recall()
+        for t in stored.published:
+            await Publish(t, served=True)
+        await Publish(stored.last_round, served=False)
+        try:
+            began, clocks = self.clock.position(), await self.agree()
+            sat_out = _sat_out(self.clock)
+            if 0 < clocks <= 2 * self.terms.byzantine:
+                sat_out = max(sat_out, began + self.clock.period)
+            self.state = _restored(stored, self.initial)
+            if stored.record is not None and stored.record.round > self.state.round:
+                await self.resume(stored.record)
+            while (t := await self.next_round()) <= self.terms.rounds:
+                if self.clock.start(t) <= sat_out:
+                    await Publish(t, served=False)
+                    self.state = replace(self.state, last=t)
+                else:
+                    await self.play_round(t)
+            end = self.clock.end(self.terms.rounds) + self.terms.linger * self.clock.period
+            if self.state.round < self.terms.rounds and self.clock.position() < end:
+                await self.catch_up_at_the_end(stored.record)
+        except _RetiredError:
             return
-        terms = entered
-        if t > terms.rounds:
-            break
-        t, entered = yield from _entered(t, state, clock)
+        await Linger(end)
+
+    # --- before a round -------------------------------------------------------------------------------------
+
+    async def enter(self, t: int) -> None:
+        """Begin a round, under the terms of the membership that is in force with it."""
+        entered = await Enter(t)
         if entered is None:
-            return
-        terms = entered
-        if clock.start(t) <= sat_out:
-            yield Publish(t, served=False)
-            state = replace(state, last=t)
-            continue
-        if not backend("numba").finite_rows(state.x[None])[0]:
-            state = replace(state, x=initial(), round=0, fresh=True, v=None)
-        began, half = clock.position(), None
-        if _may_step(t, state, terms):
-            half, state = yield from _stepped(t, state)
-        state = yield from _round(t, half, state, terms, clock, sampler, began)
-    end = clock.end(terms.rounds) + terms.linger * clock.period
-    if state.round < terms.rounds and clock.position() < end:
-        yield from _final(memory.record, state, terms, clock, sampler)
-    yield Linger(end)
+            raise _RetiredError
+        self.terms = entered
 
+    async def agree(self) -> int:
+        """Wait until 2b members have told their clocks, and for more if they are there; then take the median.
 
-def _next(state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
-    """The round to play next, more than T when the last is over, and the terms; None:
-    this peer is a member no longer.
+        Members that hold another membership tell nothing: this one may be outdated, so the driver looks for
+        its successor before each attempt. When this machine's clock says that all is over, that is believed
+        if after a whole period (or ten seconds, if the others must have left) at most b members answer that
+        they hold another membership: a wrong clock is told by the others'. Returns the number of clocks.
+        """
+        clock, began = self.clock, self.clock.position()
+        while True:
+            told = await AskClocks()
+            offsets = [offset for offset in told if offset is not None]
+            terms = self.terms
+            if len(offsets) >= 2 * terms.byzantine:
+                break
+            left = clock.position() >= clock.end(terms.rounds) + terms.linger * clock.period
+            patience = min(clock.period, _LEFT) if left else clock.period
+            over = clock.round() > terms.rounds and clock.position() > began + patience
+            if over and len(told) - len(offsets) <= terms.byzantine:
+                raise _RetiredError
+            await Sleep(clock.position() + min(1.0, clock.period / 10))
+            await self.enter(clock.round())
+        while 0 < len(offsets) <= 2 * terms.byzantine:
+            more = [offset for offset in await AskClocks() if offset is not None]
+            if len(more) > len(offsets):
+                offsets = more
+            elif clock.position() > -_AHEAD * clock.period:  # before the epoch there is time to wait for them
+                break
+            else:
+                await Sleep(clock.position() + min(1.0, clock.period / 10))
+        positions = [clock.position() + offset for offset in offsets]
+        clock.adopt(offsets, terms.byzantine)
+        _check_over(clock, terms, positions)
+        return len(offsets)
 
-    Whoever slept through the end of the last round may have slept through a membership that pauses before it.
-    """
-    t, entered = max(clock.open_round(), state.last + 1), terms
-    if state.last < terms.rounds < t:
-        entered = yield Enter(terms.rounds)
-        t = max(clock.open_round(), state.last + 1)
-    return t, entered
+    async def next_round(self) -> int:
+        """Wait for the next round and begin it; more than T when the last is over.
 
+        Whoever slept through the end of the last round may have slept through a membership that pauses before
+        it. A membership that takes effect may begin a round later, and rounds that were not played before it:
+        then the first of them is begun.
+        """
+        clock, last = self.clock, self.state.last
+        t = max(clock.open_round(), last + 1)
+        if last < self.terms.rounds < t:
+            await self.enter(self.terms.rounds)
+            t = max(clock.open_round(), last + 1)
+        if t > self.terms.rounds:
+            return t
+        await Sleep(clock.start(t))
+        await self.enter(t)
+        if clock.position() < clock.start(t):
+            t = max(clock.open_round(), last + 1)
+            await Sleep(clock.start(t))
+        return t
 
-def _entered(t: int, state: State, clock: RoundClock) -> Generator[Effect, Any, tuple[int, Terms | None]]:
-    """Wait for a round and begin it, under its terms; None: this peer is a member no longer.
+    # --- a round --------------------------------------------------------------------------------------------
 
-    A membership that takes effect may begin it later, and rounds that were not played before it: then the
-    first of them is begun.
-    """
-    yield Sleep(clock.start(t))
-    entered: Terms | None = yield Enter(t)
-    if entered is not None and clock.position() < clock.start(t):
-        t = max(clock.open_round(), state.last + 1)
-        yield Sleep(clock.start(t))
-    return t, entered
-
-
-def _agree(clock: RoundClock, terms: Terms) -> Generator[Effect, Any, tuple[Terms, int] | None]:
-    """Wait until 2b members have told their clocks, and for more if they are there; then take the median.
-
-    Members that hold another membership tell nothing: this one may be outdated, so the driver looks for its
-    successor before each attempt.
-
-    Returns the terms and the number of clocks, or None if this peer is a member no longer, or if the last
-    round is over and after a whole period at most b members say that they hold another membership.
-    """
-    began = clock.position()
-    while True:
-        told: list[float | None] = yield AskClocks()
-        offsets = [offset for offset in told if offset is not None]
-        if len(offsets) >= 2 * terms.byzantine:
-            break
-        over = clock.round() > terms.rounds and clock.position() > began + clock.period
-        if over and len(told) - len(offsets) <= terms.byzantine:
-            return None
-        yield Sleep(clock.position() + min(1.0, clock.period / 10))
-        entered: Terms | None = yield Enter(clock.round())
-        if entered is None:
-            return None
-        terms = entered
-    while 0 < len(offsets) <= 2 * terms.byzantine:
-        more = [offset for offset in (yield AskClocks()) if offset is not None]
-        if len(more) > len(offsets):
-            offsets = more
-        elif clock.position() > -_AHEAD * clock.period:  # before the epoch there is time to wait for them
-            break
+    async def play_round(self, t: int) -> None:
+        """One round of Algorithm 1; a peer without a model to trust takes no step."""
+        if not backend("numba").finite_rows(self.state.x[None])[0]:
+            self.state = replace(self.state, x=self.initial(), round=0, fresh=True, v=None)
+        began, half = self.clock.position(), None
+        if self.frozen:
+            half = LentRow(self.state.x)
+        elif not self.behind(t):
+            half = await self.local_step(t)
+        terms, state = self.terms, self.state
+        asked = self.sampler(t, terms.me, terms.nodes, terms.pull)
+        record = self.recorded(Record(t, asked, None, membership=terms.membership), half)
+        self.state = replace(state, last=t)
+        if await Persist(record):
+            await Publish(t, served=half is not None)
+            record, result = await self.pull(record, self.clock.start(t) + terms.deadline)
         else:
-            yield Sleep(clock.position() + min(1.0, clock.period / 10))
-    positions = [clock.position() + offset for offset in offsets]
-    clock.adopt(offsets, terms.byzantine)
-    _check_over(clock, terms, positions)
-    return terms, len(offsets)
+            await Publish(t, served=False)
+            result = _Result(Outcome.LOCAL_ONLY)
+        await self.end_round(record, result, began)
+
+    @property
+    def frozen(self) -> bool:
+        """Too few members have answered for too long: what there is is served, and no step is taken."""
+        return self.state.degraded >= self.terms.patience
+
+    def behind(self, t: int) -> bool:
+        """Whether this peer missed more than one round before t, and is to catch up."""
+        return t - self.state.round > 2
+
+    def recorded(self, record: Record, half: LentRow | None) -> Record:
+        """The record with what is served as this peer's half-step, and what the outer step needs."""
+        if self.terms.outer is None or half is None:
+            return replace(record, half=half)
+        return replace(record, half=half, before=self.state.x, v=self.state.v)
+
+    async def local_step(self, t: int) -> LentRow | None:
+        """Lines 3-6: the half-step, None if it is not finite."""
+        half = await Step(t, self.state.x, self.state.fresh)
+        finite = backend("numba").finite_rows(half[None])[0]
+        self.state = replace(self.state, fresh=not finite)
+        return half if finite else None
+
+    async def pull(
+        self, record: Record, deadline: float, missed: int | None = None
+    ) -> tuple[Record, "_Result"]:
+        """Lines 7-9 with the draw of the record, and what is recorded by then.
+
+        ``missed``: the last round, which is asked for although the record is of the round after it; nothing
+        is served for it.
+        """
+        t, b_hat = record.round if missed is None else missed, self.terms.rule.f or 0
+
+        pulled = await Pull(t, record.asked, record.half, deadline, 2 * b_hat)
+        everybody_down = pulled.empty > len(record.asked) - 2 * b_hat
+        if everybody_down and record.half is None and missed is None:
+            record = self.recorded(replace(record, stale=True), LentRow(self.state.x))
+            if await Persist(record):
+                await Publish(t, served=True)
+                pulled = await Pull(t, record.asked, record.half, deadline, 2 * b_hat)
+        return record, self.aggregate(replace(record, round=t), pulled)
+
+    def aggregate(self, record: Record, pulled: Pulled) -> "_Result":
+        """Lines 8-9, or catching up as invariant 5 says."""
+        terms, state, b_hat = self.terms, self.state, self.terms.rule.f or 0
+        trusted = record.half is not None and not self.frozen and not record.stale
+        ended = _Result(
+            Outcome.LOCAL_ONLY,
+            results=dict(zip(record.asked, pulled.results, strict=True)),
+            offset=self.clock.slew(list(pulled.offsets), b_hat),
+        )
+        received = sum(result is PullResult.OK for result in pulled.results)
+        if not trusted and received < 2 * b_hat:
+            return ended
+        without_own = received > 2 * b_hat and (state.behind or not trusted)
+        if record.half is None:
+            pulled.table[0] = state.x
+        ordinary = trusted and not without_own
+        rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
+        rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
+        z, done = aggregate_or_keep(pulled.table[:1], rows, rule)  # a cohort of one
+        if done.degraded[0]:
+            return ended
+        if not ordinary:
+            return replace(ended, outcome=Outcome.CAUGHT_UP, x=z[0], behind=not without_own)
+        x, v = (z[0], None) if terms.outer is None else _outward(terms.outer, state, z, done)
+        return replace(ended, outcome=Outcome.AGGREGATED, x=x, behind=state.behind, v=v)
+
+    async def end_round(self, record: Record, result: "_Result", began: float) -> None:
+        """Save what the round came to, say so, and go on."""
+        if result.x is not None:
+            fresh = self.state.fresh or result.outcome is Outcome.CAUGHT_UP
+            self.state = replace(
+                self.state, x=result.x, round=record.round, degraded=0, fresh=fresh, behind=result.behind,
+                v=result.v,
+            )  # fmt: skip
+        else:
+            self.state = self.with_half(record, replace(self.state, degraded=self.state.degraded + 1))
+        state = self.state
+        saved = await Save(
+            Checkpoint(
+                state.round, state.x, state.fresh, state.degraded, result.outcome, state.behind, state.v
+            )
+        )
+        await Tell(
+            Report(
+                round=record.round,
+                outcome=result.outcome,
+                asked=len(record.asked),
+                received=sum(result is PullResult.OK for result in result.results.values()),
+                trim=self.terms.rule.f or 0,
+                results=result.results,
+                degraded=state.degraded,
+                frozen=self.frozen,
+                saved=saved,
+                seconds=self.clock.position() - began,
+                offset=result.offset,
+            )
+        )
+
+    def with_half(self, record: Record, state: State) -> State:
+        """The state after a round that changed nothing: its half-step, unless that is an older model."""
+        if record.half is None or record.stale:
+            return state
+        return replace(state, x=record.half.copy(), round=record.round)
+
+    # --- what was not ended ---------------------------------------------------------------------------------
+
+    async def resume(self, record: Record) -> None:
+        """Go on with the round that was recorded and did not end.
+
+        If it still runs its own draw is pulled again, else its half-step stands.
+        """
+        began, clock, t = self.clock.position(), self.clock, record.round
+        if record.half is not None:
+            self.state = replace(self.state, fresh=False)
+        if record.before is not None:
+            self.state = replace(self.state, x=record.before, v=record.v)
+        if t <= self.terms.rounds and clock.round() == t and began < clock.start(t) + self.terms.deadline:
+            await self.enter(t)
+            if self.terms.membership == record.membership:  # else its numbers are others' by now
+                record, result = await self.pull(record, clock.start(t) + self.terms.deadline)
+                await self.end_round(record, result, began)
+                return
+        self.state = self.with_half(record, self.state)
+
+    async def catch_up_at_the_end(self, before: Record | None) -> None:
+        """Take an aggregate of the last round's half-steps, which was missed.
+
+        It has a draw of its own, asked twice if need be.
+        """
+        began, t = self.clock.position(), self.terms.rounds
+        await self.enter(t)
+        terms = self.terms
+        record = Record(
+            t + 1, self.sampler(t + 1, terms.me, terms.nodes, terms.pull), None, membership=terms.membership
+        )
+        if before is not None and before.round == t + 1:
+            record = before
+        elif self.state.last > t or not await Persist(record):  # drawn before, and no longer known
+            return
+        if record.membership != terms.membership:
+            return
+        for _ in range(2):
+            _, result = await self.pull(record, self.clock.position() + terms.deadline, missed=t)
+            if PullResult.OK in result.results.values() and result.x is not None:
+                await self.end_round(replace(record, round=t), result, began)
+                return
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What the pulls of a round came to; x is None when they change nothing."""
+
+    outcome: Outcome
+    x: Models | None = None
+    results: dict[int, PullResult] = field(default_factory=dict)
+    offset: float = 0.0
+    behind: bool = False
+    v: Models | None = None
 
 
 def _check_over(clock: RoundClock, terms: Terms, clocks: Sequence[float]) -> None:
-    """ClockError where this peer's clock is past the last round and no b + 1 others' are,
-    though some are not.
+    """Raise ClockError if this clock is past the last round and at most b others' are, but not all.
 
     One liar and this machine's wrong clock may outvote one honest member;
     believing them would end this peer for good.
@@ -397,134 +625,12 @@ def _sat_out(clock: RoundClock) -> float:
     return clock.position() + (_AHEAD * clock.period if clock.round() >= 1 else 0.0)
 
 
-def _restored(memory: Memory, initial: Callable[[], Models]) -> State:
-    saved = memory.checkpoint
+def _restored(stored: Stored, initial: Callable[[], Models]) -> State:
+    saved = stored.checkpoint
     if saved is None or not backend("numba").finite_rows(saved.x[None])[0]:
-        return State(initial(), last=memory.last_round)
-    last = max(memory.last_round, saved.round)
+        return State(initial(), last=stored.last_round)
+    last = max(stored.last_round, saved.round)
     return State(saved.x, saved.round, last, saved.degraded, saved.fresh, saved.behind, saved.v)
-
-
-def _resumed(record: Record, state: State, terms: Terms, clock: RoundClock) -> Generator[Effect, Any, State]:
-    """The round that was recorded and did not end: its own draw again if it still runs,
-    else its half-step stands."""
-    began = clock.position()
-    if record.half is not None:
-        state = replace(state, fresh=False)
-    if record.before is not None:
-        state = replace(state, x=record.before, v=record.v)
-    if clock.round() == record.round and began < clock.start(record.round) + terms.deadline:
-        entered: Terms | None = yield Enter(record.round)
-        # else its numbers are others' by now
-        if entered is not None and entered.membership == record.membership:
-            deadline = clock.start(record.round) + entered.deadline
-            result = yield from _answers(record, state, entered, clock, deadline)
-            return (yield from _ended(record, state, result, entered, clock, began))
-    return state if record.half is None else replace(state, x=record.half.copy(), round=record.round)
-
-
-def _final(
-    before: Record | None, state: State, terms: Terms, clock: RoundClock, sampler: Sampler
-) -> Generator[Effect, Any, None]:
-    """The last round was missed: catch up with its half-steps, by a draw of its own,
-    asked twice if need be."""
-    began, t = clock.position(), terms.rounds
-    entered: Terms | None = yield Enter(t)
-    if entered is None:
-        return
-    drawn = sampler(t + 1, entered.me, entered.nodes, entered.pull)
-    record = Record(t + 1, drawn, None, membership=entered.membership)
-    if before is not None and before.round == t + 1:
-        record = before
-    elif state.last > t or not (yield Persist(record)):  # drawn before, and no longer known
-        return
-    if record.membership != entered.membership:
-        return
-    missed = replace(record, round=t)
-    for _ in range(2):
-        result = yield from _answers(missed, state, entered, clock, clock.position() + entered.deadline)
-        if PullResult.OK in result.results.values() and result.x is not None:
-            yield from _ended(missed, state, result, entered, clock, began)
-            return
-
-
-def _may_step(t: int, state: State, terms: Terms) -> bool:
-    """Whether local steps are taken from x in round t: not by a peer that stands still or is to catch up."""
-    return state.degraded < terms.patience and t - state.round <= 2
-
-
-def _stepped(t: int, state: State) -> Generator[Effect, Any, tuple[LentRow | None, State]]:
-    """Lines 3-6: the half-step, None if it is not finite."""
-    half: LentRow = yield Step(t, state.x, state.fresh)
-    finite = backend("numba").finite_rows(half[None])[0]
-    return half if finite else None, replace(state, fresh=not finite)
-
-
-def _round(
-    t: int,
-    half: LentRow | None,
-    state: State,
-    terms: Terms,
-    clock: RoundClock,
-    sampler: Sampler,
-    began: float,
-) -> Generator[Effect, Any, State]:
-    """One round of Algorithm 1 after the local steps; no half-step: what there is to serve, if anything."""
-    if state.degraded >= terms.patience:
-        half = LentRow(state.x)
-    asked = sampler(t, terms.me, terms.nodes, terms.pull)
-    record = Record(t, asked, half, membership=terms.membership)
-    if terms.outer is not None and half is not None:
-        record = replace(record, before=state.x, v=state.v)
-    state = replace(state, last=t)
-    written = yield Persist(record)
-    yield Publish(t, served=written and half is not None)
-    result = _Result(Outcome.LOCAL_ONLY)
-    if written:
-        result = yield from _answers(record, state, terms, clock, clock.start(t) + terms.deadline)
-    return (yield from _ended(record, state, result, terms, clock, began))
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What the pulls of a round came to; x is None when they change nothing."""
-
-    outcome: Outcome
-    x: Models | None = None
-    results: dict[int, PullResult] = field(default_factory=dict)
-    offset: float = 0.0
-    behind: bool = False
-    v: Models | None = None
-
-
-def _answers(
-    record: Record, state: State, terms: Terms, clock: RoundClock, deadline: float
-) -> Generator[Effect, Any, _Result]:
-    """Lines 8-9 with the draw of the record, or catching up as invariant 5 says."""
-    trusted = record.half is not None and state.degraded < terms.patience
-    b_hat = terms.rule.f or 0
-    pulled: Pulled = yield Pull(record.round, record.asked, record.half, deadline)
-    ended = _Result(
-        Outcome.LOCAL_ONLY,
-        results=dict(zip(record.asked, pulled.results, strict=True)),
-        offset=clock.slew(list(pulled.offsets), b_hat),
-    )
-    received = sum(result is PullResult.OK for result in pulled.results)
-    if not trusted and received < 2 * b_hat:
-        return ended
-    without_own = received > 2 * b_hat and (state.behind or not trusted)
-    if record.half is None:
-        pulled.table[0] = state.x
-    ordinary = trusted and not without_own
-    rule, rows = terms.rule if ordinary else catching_up(b_hat), _received(pulled, own=not without_own)
-    rule = rule.at(round=record.round, rounds=terms.rounds, seed=terms.seed, ids=np.array([terms.me]))
-    z, done = aggregate_or_keep(pulled.table[:1], rows, rule)  # a cohort of one
-    if done.degraded[0]:
-        return ended
-    if not ordinary:
-        return replace(ended, outcome=Outcome.CAUGHT_UP, x=z[0], behind=not without_own)
-    x, v = (z[0], None) if terms.outer is None else _outward(terms.outer, state, z, done)
-    return replace(ended, outcome=Outcome.AGGREGATED, x=x, behind=state.behind, v=v)
 
 
 def _outward(outer: NesterovOuter, state: State, z: Models, done: Aggregated) -> tuple[Models, Models]:
@@ -533,41 +639,6 @@ def _outward(outer: NesterovOuter, state: State, z: Models, done: Aggregated) ->
     memory = outer.init(x) if state.v is None else {"v": state.v[None]}
     stepped, after = outer(x, z, memory, done)
     return stepped[0], after["v"][0]
-
-
-def _ended(
-    record: Record, state: State, result: _Result, terms: Terms, clock: RoundClock, began: float
-) -> Generator[Effect, Any, State]:
-    """Save what the round came to, say so, and go on."""
-    if result.x is not None:
-        fresh = state.fresh or result.outcome is Outcome.CAUGHT_UP
-        state = replace(
-            state, x=result.x, round=record.round, degraded=0, fresh=fresh, behind=result.behind, v=result.v
-        )
-    else:
-        state = replace(state, degraded=state.degraded + 1)
-        if record.half is not None:
-            state = replace(state, x=record.half.copy(), round=record.round)
-    checkpoint = Checkpoint(
-        state.round, state.x, state.fresh, state.degraded, result.outcome, state.behind, state.v
-    )
-    saved = yield Save(checkpoint)
-    yield Tell(
-        Report(
-            round=record.round,
-            outcome=result.outcome,
-            asked=len(record.asked),
-            received=sum(result is PullResult.OK for result in result.results.values()),
-            trim=terms.rule.f or 0,
-            results=result.results,
-            degraded=state.degraded,
-            frozen=state.degraded >= terms.patience,
-            saved=saved,
-            seconds=clock.position() - began,
-            offset=result.offset,
-        )
-    )
-    return state
 
 
 def _received(pulled: Pulled, own: bool) -> Received:

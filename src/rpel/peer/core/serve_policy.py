@@ -1,11 +1,12 @@
 """Who is given which round: pure decisions, the same for the real server and the simulated one.
 
 Invariants: a round is served from the moment it is published until it is the fourth newest, always the same
-bytes; a round that was passed over is never served. A member has at most two requests open and is given at
-most two full bodies for a round that it asks for (two, because a peer that restarts asks again), so that one
-member cannot take the others' share. The initial model, which everybody has and `rpel network status` fetches
-to measure lines, is given as often in each period. Members are known by their pins, whatever their numbers in
-the membership of the moment.
+bytes; a round that was passed over is served only if it is the newest and published after all (as when
+everybody was down). A request for a round to come waits for it, for ``patience`` seconds. A member has at
+most two requests open and is given at most two full bodies for a round that it asks for (two, because a peer
+that restarts asks again), so that one member cannot take the others' share. The initial model, which
+everybody has and `rpel network status` measures with, is given as often in each period. Members are known by
+their pins, whatever their numbers in the membership of the moment.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
-SERVED, EARLY, GONE, TOO_MANY = 200, 425, 410, 429
+SERVED, OTHER_MEMBERSHIP, GONE, EARLY, TOO_MANY = 200, 409, 410, 425, 429
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class ServePolicy:
     >>> policy.done(member="pin", round=1, full=True)
     """
 
-    def __init__(self, slots: int = 3, in_flight: int = 2, bodies: int = 2) -> None:
-        self.slots, self.in_flight, self.bodies = slots, in_flight, bodies
+    def __init__(self, slots: int = 3, in_flight: int = 2, bodies: int = 2, patience: float = 20.0) -> None:
+        self.slots, self.in_flight, self.bodies, self.patience = slots, in_flight, bodies, patience
         self.published: list[int] = []
         self.passed = 0  # the newest round that is published or will never be
         self._open: Counter[Hashable] = Counter()
@@ -49,7 +50,7 @@ class ServePolicy:
 
     def publish(self, round: int) -> list[int]:
         """Serve this round from now on; returns the rounds that are served no longer."""
-        if round <= self.passed and round not in self.published:
+        if round < self.passed and round not in self.published:
             raise ValueError(f"round {round} was passed over and cannot be published any more")
         self.published = sorted({*self.published, round})
         gone, self.published = self.published[: -self.slots], self.published[-self.slots :]
@@ -65,13 +66,17 @@ class ServePolicy:
         held = self.passed - 2 * self.slots  # older counts decide nothing any more
         self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
 
-    def look(self, round: int) -> Decision:
-        """Could this round be sent now? Round 0 is the common initial model, which everybody has."""
+    def look(self, round: int, waited: float = 0.0) -> Decision:
+        """Could this round be sent now? Round 0 is the common initial model, which everybody has.
+
+        ``waited``: seconds since the request came.
+        """
         if round in self.published or round == 0:
             return _SERVE
         if round <= self.passed:
             return Decision("refuse", GONE)
-        return _WAIT if round <= self.passed + 2 else Decision("refuse", EARLY)
+        soon = round <= self.passed + 2 and waited < self.patience
+        return _WAIT if soon else Decision("refuse", EARLY)
 
     def request(self, member: Hashable, round: int, period: int = 0) -> Decision:
         """A member asks for a round, in this period by the peer's clock."""

@@ -1,20 +1,19 @@
-"""The pulls of a round: everybody drawn is asked at once, and on a slow line their models are read one after
-the other (see :mod:`rpel.peer.net.intake`).
+"""The pulls of a round: everybody drawn is asked at once, as an ``Exchange`` decides.
 
-Invariants: whatever a member makes of its answer, it ends no round; a member that is excluded is not asked;
-with each answer comes what its sender saw signed in the round before.
+Invariant: whatever a member makes of its answer, it ends no round.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from rpel.peer.core.protocol import Pull
-from rpel.peer.io.detector import EquivocationDetector
+from rpel.peer.core.evidence import Proof, Witness
+from rpel.peer.core.exchange import Exchange, SecondInstanceError
+from rpel.peer.core.protocol import Pull, Pulled
 from rpel.peer.io.metrics import Metrics
+from rpel.peer.io.proofs import keep
 from rpel.peer.net.client import Answer, Client
 from rpel.peer.net.intake import FIRST, Intake
 from rpel.peer.net.snapshot import Snapshot
@@ -23,7 +22,7 @@ from rpel.types import Models, PullResult
 
 log = logging.getLogger("rpel")
 
-_EXCLUDED = Answer(PullResult.REFUSED, reason="it is excluded: its key signed two half-steps of one round")
+_SLACK = 1.0  # seconds after the deadline by when every answer is given up
 
 
 class Pulls:
@@ -32,16 +31,16 @@ class Pulls:
     def __init__(
         self,
         client: Client,
-        detector: EquivocationDetector,
+        witness: Witness,
+        evidence: Path,
         metrics: Metrics,
-        alarm: Callable[[], None],
         next_members: Path,
+        alarm: Callable[[SecondInstanceError], None],
     ) -> None:
-        """``alarm()`` is called once if somebody shows a signature of this peer's key that this peer did not
-        make."""
-        self._client, self._detector, self._metrics = client, detector, metrics
-        self._next_members = next_members
-        self._alarm: Callable[[], None] | None = alarm
+        """``alarm`` ends this peer."""
+        self._alarm = alarm
+        self._client, self._witness, self._metrics = client, witness, metrics
+        self._evidence, self._next_members = evidence, next_members
         self._gossiping: set[asyncio.Task[None]] = set()
         self._silent: list[int] = []
         self._other = ""
@@ -68,68 +67,98 @@ class Pulls:
         self._silent = silent
         return list(offsets.values())
 
-    async def round(self, want: Pull, table: Models, seconds: float, now: Snapshot) -> list[Answer]:
-        """Ask all members of a round's draw, each for its row of the table (1 + s, d),
-        for so many seconds."""
+    async def round(self, pull: Pull, table: Models, seconds: float, now: Snapshot) -> Pulled:
+        """Ask the members of a round's draw, each for its row of the table (1 + s, d), for so many
+        seconds."""
         self._client.exhausted = False
         self._client.prune(now)
-        loop = asyncio.get_running_loop()
-        deadline, began = loop.time() + seconds, time.monotonic()
+        exchange, over = Exchange(pull, now.roster, self._witness), asyncio.Event()
+        loop, self.digests = asyncio.get_running_loop(), {}
         intake = Intake(self._client.layout.size, max(seconds, 0.01), self._width)
-        watching = loop.create_task(intake.watch())
-        excluded, asking = self._detector.excluded(now), {}
-        for turn, (number, row) in enumerate(zip(want.members, table[1:], strict=False)):
-            if now.names[number] not in excluded:  # else a no-show, whatever it would say
-                member = self._client.member(now, number)
-                asking[number] = task = loop.create_task(
-                    member.fetch(want.round, row, deadline, intake, turn)
-                )
-                task.add_done_callback(partial(self._answered, now, number, want.round, deadline, began))
+        asking = [loop.create_task(intake.watch())]
+        for turn, member in enumerate(exchange.members):
+            row = table[pull.members.index(member) + 1]
+            work = self._ask(now, member, row, loop.time() + seconds, exchange, over, intake, turn)
+            asking.append(loop.create_task(work))
+        if exchange.over:
+            over.set()
         try:
-            await asyncio.gather(*asking.values(), return_exceptions=True)
-        finally:
-            watching.cancel()
-            self._width = max(intake.width, 1)
+            async with asyncio.timeout(max(0.0, seconds) + _SLACK):
+                await over.wait()
+        except TimeoutError:
+            pass
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        self._width = max(intake.width, 1)
         self._compare(now)
-        answers = [_answer(asking[number]) if number in asking else _EXCLUDED for number in want.members]
-        pairs = zip(want.members, answers, strict=True)
-        self.digests = {
-            member: answer.signed.digest.hex() for member, answer in pairs if answer.signed is not None
-        }
-        return answers
+        return exchange.pulled(table)
 
-    def _answered(
+    async def _ask(
         self,
         now: Snapshot,
         member: int,
-        round: int,
+        row: Models,
         deadline: float,
-        began: float,
-        task: "asyncio.Task[Answer]",
+        exchange: Exchange,
+        over: asyncio.Event,
+        intake: Intake,
+        turn: int,
     ) -> None:
-        """One member has answered, or will not; with an answer begins what it tells of the round before."""
-        if task.cancelled():
-            return
-        if (error := task.exception()) is not None:  # a member must not end this peer
-            log.error("round %d: asking %s failed", round, now.names[member], exc_info=error)
-        answer = _answer(task)
-        self._metrics.pulled(time.monotonic() - began, answer.received)
-        if answer.result is not PullResult.OK:
-            log.debug("round %d: %s is %s: %s", round, now.names[member], answer.result, answer.reason)
-        elif answer.signed is not None:
-            self._detector.saw(now, member, round, answer.signed)
-            gossip = asyncio.get_running_loop().create_task(self._gossip(now, member, round - 1, deadline))
-            self._gossiping.add(gossip)
-            gossip.add_done_callback(self._gossiping.discard)
+        """One member, until it has answered or will not; what it tells of the round before comes after."""
+        began, asked = time.monotonic(), self._client.member(now, member)
 
-    async def _gossip(self, now: Snapshot, member: int, round: int, deadline: float) -> None:
+        def again(status: int) -> bool:
+            more = exchange.refused(member, status)
+            if exchange.over:
+                over.set()
+            return more
+
+        try:
+            answer = await asked.fetch(exchange.pull.round, row, deadline, intake, turn, again)
+        except Exception as error:  # a member must not end this peer
+            log.exception("round %d: asking %s failed", exchange.pull.round, now.names[member])
+            answer = Answer(PullResult.MALFORMED, reason=repr(error))
+        self._metrics.pulled(time.monotonic() - began, answer.received)
+        self._metrics.heard(now.names[member], answer.offset, answer.version)
+        if answer.result is PullResult.OK:
+            self._prove(now, exchange.answered(member, answer.signed, answer.offset))
+            if answer.signed is not None:
+                self.digests[member] = answer.signed.digest.hex()
+                gossip = asyncio.get_running_loop().create_task(self._gossip(now, member, exchange, deadline))
+                self._gossiping.add(gossip)
+                gossip.add_done_callback(self._gossiping.discard)
+        else:
+            exchange.failed(member, answer.result)
+            reason = f"{now.names[member]} is {answer.result}: {answer.reason}"
+            log.debug("round %d: %s", exchange.pull.round, reason)
+        if exchange.over:
+            over.set()
+
+    async def _gossip(self, now: Snapshot, member: int, exchange: Exchange, deadline: float) -> None:
         """What a member saw signed in the round before; whoever does not say is not asked again."""
-        reply = await self._client.member(now, member).seen(round, deadline) if round > 0 else None
+        if not exchange.tells:
+            return
+        reply = await self._client.member(now, member).seen(exchange.tells, deadline)
         if isinstance(reply, dict):
-            self._detector.hear(now, round, reply)
-        if self._detector.duplicate_key and self._alarm is not None:
-            alarm, self._alarm = self._alarm, None  # once: this peer may be closing its network already
-            alarm()
+            try:
+                self._prove(now, exchange.told(reply))
+            except SecondInstanceError as error:
+                self._alarm(error)
+
+    def _prove(self, now: Snapshot, proofs: list[Proof]) -> None:
+        for proof in proofs:
+            try:
+                where = str(keep(self._evidence, proof, now.membership))
+            except OSError as error:
+                where = f"not on disk ({error})"
+            log.warning(
+                "%s signed two different half-steps of round %d: its answers count no longer; "
+                "the proof is %s",
+                now.names[proof.member],
+                proof.round,
+                where,
+            )
 
     def _compare(self, now: Snapshot) -> None:
         """Say once that this peer's members.toml is not the others', when more say so than can be hostile."""
@@ -150,9 +179,3 @@ class Pulls:
         for gossip in self._gossiping:
             gossip.cancel()
         await self._client.close()
-
-
-def _answer(task: "asyncio.Task[Answer]") -> Answer:
-    """What came of asking one member, whatever went wrong."""
-    error = task.exception()
-    return task.result() if error is None else Answer(PullResult.MALFORMED, reason=repr(error))

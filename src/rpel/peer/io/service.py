@@ -10,10 +10,10 @@ from typing import Any
 from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config
 from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.evidence import Witness
 from rpel.peer.core.protocol import Report
 from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
-from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.net.snapshot import Snapshot
 from rpel.peer.state.models import initial_body
@@ -31,7 +31,7 @@ class PeerService:
         self.config, self.now, self._layout, self.clock = config, now, layout, clock
         self.policy, self.metrics = ServePolicy(), Metrics()
         self.store: Store
-        self.detector: EquivocationDetector
+        self.witness: Witness
         self.unready = "starting"
         """Why this peer does not train as it should; "" if it does."""
         self.blocked = ""
@@ -63,7 +63,7 @@ class PeerService:
 
     def seen(self, now: Snapshot, round: int) -> dict[str, object] | None:
         """What this peer saw signed in a round."""
-        return self.detector.seen(now, round)
+        return self.witness.seen(now.roster, round)
 
     def position(self) -> float:
         """This peer's round clock."""
@@ -75,9 +75,14 @@ class PeerService:
             "version": __version__,
             "position": self.position(),
             "ready": not self.why_unready(),
-            "excluded": list(self.detector.excluded(self.now)),
+            "excluded": list(self.excluded()),
             "coming": "" if (coming := self.coming()) is None else coming.hash,
         }
+
+    def excluded(self) -> tuple[str, ...]:
+        """The ids of members whose key signed two half-steps of one round."""
+        pins = self.witness.excluded(self.now.roster)
+        return tuple(member.id for member in self.now.membership.members if member.fingerprint in pins)
 
     def served(self, now: Snapshot, member: int, code: int, sent: int) -> None:
         """A member's request was answered."""

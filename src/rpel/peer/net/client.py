@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rpel.peer.core.clock import ahead, offset
 from rpel.peer.core.evidence import Signed
+from rpel.peer.core.exchange import PAUSES, refusal
 from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.net.http import (
     CLOCK,
@@ -47,15 +49,7 @@ _CONNECT = 5.0
 _NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
 _VERSION = re.compile("[0-9A-Za-z.+-]{1,20}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
-_PAUSES = (0.05, 1.0)  # seconds between attempts: the first, the longest
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
-_NOT_YET = {
-    425: PullResult.LATE,
-    409: PullResult.REFUSED,
-    429: PullResult.REFUSED,
-}  # worth asking again before the deadline
-
-
 _SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
 
 Judge = Callable[[Head, float, Connection], Sink]
@@ -233,13 +227,14 @@ def _line(now: Snapshot, member: int) -> Line:
     return str(now.certificate), now.own.fingerprint, entry.fingerprint, entry.url
 
 
-@dataclass(frozen=True)
+@dataclass
 class RemoteMember:
     """One member, asked under the membership that the request carries."""
 
     client: Client
     now: Snapshot
     number: int
+    _sent: float = 0.0
 
     async def fetch(
         self,
@@ -248,11 +243,13 @@ class RemoteMember:
         deadline: float,
         intake: Intake | None = None,
         turn: int = 0,
+        again: Callable[[int], bool] = lambda status: refusal(status)[1],
     ) -> Answer:
         """Its half-step of a round into a row (d,), by a deadline (loop's time).
 
         Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake``
-        decides when the body is read; ``turn`` is the member's number in the draw.
+        decides when the body is read; ``turn`` is the member's number in the draw. ``again``: whether to ask
+        again after a status.
         """
         layout, place = self.client.layout if round else self.client.layout.exact, Place(turn)
         hashed = round > 0 and self.client.signed
@@ -270,7 +267,7 @@ class RemoteMember:
             return _Metered(reception, intake, place)
 
         try:
-            answer = await self._ask(f"{MODEL}{round}" if round else INIT, judge, deadline)
+            answer = await self._ask(f"{MODEL}{round}" if round else INIT, judge, deadline, again)
         finally:
             if intake is not None:
                 intake.end(place)
@@ -300,7 +297,9 @@ class RemoteMember:
     async def clock(self, deadline: float) -> float | None:
         """How far its clock is ahead of this peer's; None if it does not say."""
         reply = await self._text(CLOCK, deadline)
-        return None if isinstance(reply, Answer) else _ahead(reply.get("position"), self.client.position())
+        if isinstance(reply, Answer) or (position := _number(reply.get("position"))) is None:
+            return None
+        return offset(position, self._sent, self.client.position())
 
     # --- parts ----------------------------------------------------------------------------------------------
 
@@ -319,11 +318,17 @@ class RemoteMember:
         except Malformed as error:
             return Answer(PullResult.MALFORMED, reason=str(error))
 
-    async def _ask(self, path: str, judge: Judge, deadline: float) -> Answer:
+    async def _ask(
+        self,
+        path: str,
+        judge: Judge,
+        deadline: float,
+        again: Callable[[int], bool] = lambda status: refusal(status)[1],
+    ) -> Answer:
         """Ask again and again, ever more slowly, while there is hope before the deadline."""
         client, entry = self.client, self.now.membership.members[self.number]
         last = Answer(PullResult.UNREACHABLE, reason="no connection before the deadline")
-        pause, longest = _PAUSES
+        pause, longest = PAUSES
         try:
             async with asyncio.timeout_at(deadline):
                 while True:
@@ -332,7 +337,7 @@ class RemoteMember:
                         last = Answer(PullResult.LATE, reason="no answer before the deadline")
                         lasting = True
                         try:
-                            sent = client.position()
+                            self._sent = sent = client.position()
                             head = await connection.get(
                                 self.request(path), partial(_judged, judge, sent, connection)
                             )
@@ -347,7 +352,7 @@ class RemoteMember:
                         last = _refusal(error.head)
                         if last.membership:
                             client.differing[entry.fingerprint] = last.membership
-                        if error.head.status not in _NOT_YET:
+                        if not again(error.head.status):
                             return last
                     # ssl.SSLError, TimeoutError, unknown names; ValueError:
                     # the own certificate has expired meanwhile
@@ -387,7 +392,7 @@ def _judged(judge: Judge, sent: float, connection: Connection, head: Head) -> Si
 
 def _refusal(head: Head) -> Answer:
     status = head.status
-    result = _NOT_YET.get(status) or (PullResult.REFUSED if 400 <= status < 500 else PullResult.MALFORMED)
+    result = refusal(status)[0]
     other = head.headers.get("rpel-membership", "")
     known = other if re.fullmatch("[0-9a-f]{64}", other) else ""
     return Answer(result, reason=f"status {status}", membership=known, status=status)
@@ -403,31 +408,19 @@ def version_of(version: object) -> str:
 
 
 def _offset(headers: Mapping[str, str], sent: float, now: float) -> float | None:
-    """How far ahead a member's clock must be at least; request sent and reply come at these own positions.
-
-    The member read its clock after the request had waited there, and before the reply came: what the way to
-    it and back can explain is no difference. Otherwise all members would follow each other's delays,
-    back and ever further.
-
-    >>> _offset({"rpel-position": "10.2"}, sent=10.0, now=10.5)
-    0.0
-    >>> _offset({"rpel-position": "11.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
-    0.5
-    >>> _offset({"rpel-position": "10.5", "rpel-waited": "0.75"}, sent=10.0, now=11.0)
-    -0.25
-    """
-    late, waited = _ahead(headers.get("rpel-position"), now), _ahead(headers.get("rpel-waited"), 0.0)
-    return None if late is None else max(late, min(0.0, late + now - sent - max(0.0, waited or 0.0)))
+    """How far ahead a member's clock must be at least; request sent and reply come at these own positions."""
+    position, waited = _number(headers.get("rpel-position")), _number(headers.get("rpel-waited"))
+    return None if position is None else ahead(position, sent, now, waited or 0.0)
 
 
-def _ahead(position: object, own: float) -> float | None:
-    """How far ahead a position is, if it is one.
+def _number(text: object) -> float | None:
+    """What a member says is a number, if it is one.
 
-    >>> _ahead("12.5", 12.0), _ahead("nan", 0.0), _ahead(None, 0.0)
-    (0.5, None, None)
+    >>> _number("12.5"), _number("nan"), _number(None)
+    (12.5, None, None)
     """
     try:
-        ahead = float(position) - own  # type: ignore[arg-type]
+        number = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-    return ahead if math.isfinite(ahead) else None
+    return number if math.isfinite(number) else None

@@ -27,20 +27,20 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.config.settings import Config, listen_address
 from rpel.peer.core import protocol, wire
 from rpel.peer.core.clock import RoundClock
+from rpel.peer.core.evidence import Witness, of_member, sign
 from rpel.peer.core.protocol import (
     Checkpoint,
     Effect,
     LentRow,
     Linger,
-    Memory,
-    Pulled,
     Record,
     Report,
     Sampler,
+    Stored,
     Terms,
 )
-from rpel.peer.io.detector import EquivocationDetector
 from rpel.peer.io.metrics import Pages
+from rpel.peer.io.proofs import proofs
 from rpel.peer.io.pulls import Pulls
 from rpel.peer.io.service import PeerService
 from rpel.peer.learn.learner import Learner
@@ -105,8 +105,13 @@ def from_os(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
     return tuple(secrets.SystemRandom().sample([i for i in range(nodes) if i != me], s))
 
 
-class SecondInstanceError(OSError):
-    """This peer's key signed what this peer did not."""
+def _next(effects: protocol.Effects, answer: Any) -> Effect[Any] | None:
+    """The next effect; None: there is no other. A StopIteration of anything else must not look like that."""
+    try:
+        effect: Effect[Any] = effects.send(answer)
+    except StopIteration:
+        return None
+    return effect
 
 
 class Node:
@@ -135,6 +140,7 @@ class Node:
         self.said = Measured()
         """What a user's own loop has measured in the present round."""
         self._digest = ""
+        self._fatal: OSError | None = None
         self._table: Models = np.empty((1 + m.pull, self.layout.d), self.layout.dtype)
         self._x: Models | None = None
         self.last_round: int | None = None
@@ -163,7 +169,8 @@ class Node:
             no_core_dumps()
             reserve_descriptors(len(self.now.membership.members))
             service.store = opened.enter_context(Store(folder, self.layout, self.now.membership.run))
-            service.detector = EquivocationDetector(folder / "evidence", service.store.last_round)
+            service.witness = Witness(service.store.last_round)
+            self._restore_proofs()
             self._show_identity()
             self._journal = Journal(folder / AUDIT_FILE, self.config.log, self.config.id)
             self._background = Background()
@@ -203,8 +210,8 @@ class Node:
         self.server = Server(
             self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe
         )
-        alarm, coming = self._background.wake, self.config.next_members
-        self._pulls = Pulls(self._client, self.service.detector, self.metrics, alarm, coming)
+        folder, coming = self.config.state_dir / "evidence", self.config.next_members
+        self._pulls = Pulls(self._client, self.service.witness, folder, self.metrics, coming, self._end_with)
         try:
             self._background.call(self.server.start(*listen_address(self.config.listen)))
         except OSError as error:
@@ -214,6 +221,11 @@ class Node:
     async def _close_network(self) -> None:
         await self.server.stop()
         await self._pulls.stop()
+
+    def _restore_proofs(self) -> None:
+        """The proofs on disk that hold under the membership in force."""
+        for proof in proofs(self.config.state_dir / "evidence", self.now.membership):
+            self.service.witness.restore(proof)
 
     def _show_identity(self) -> None:
         now = self.now
@@ -234,7 +246,7 @@ class Node:
             when += f", in {duration(-self.clock.position())}"
         elif now > m.rounds:
             when = f"round {m.rounds}, the last one, is over: the others may still serve it"
-        if not self.over:
+        if not self.ended_here:
             log.info(
                 "%s listens at %s, one of %d members; %s", self.config.id, self.config.listen, m.nodes, when
             )
@@ -244,6 +256,11 @@ class Node:
     def stop(self) -> None:
         """End :meth:`live` from another thread, as soon as it waits for something."""
         self.service.unready = "stopping"
+        self._background.wake()
+
+    def _end_with(self, error: OSError) -> None:
+        """End this peer at once; called in the network's thread."""
+        self._fatal = error
         self._background.wake()
 
     def summary(self) -> dict[str, Any]:
@@ -260,14 +277,14 @@ class Node:
         the end the learner is loaded with the last round's model.
         """
         self._learner = learner
-        if self.over:
+        if self.ended_here:
             self._finish()
             return
-        effects = self._begun(learner)
+        effects = self._begin(learner)
         try:
             self._wait_to_join()
-            effect = next(effects)
-            while True:
+            effect = _next(effects, None)
+            while effect is not None:
                 if isinstance(effect, protocol.Step):
                     learner.load(effect.round, effect.x, effect.fresh)
                     yield self._beginning(effect.round)
@@ -275,16 +292,12 @@ class Node:
                     answer: Any = self._table[0]
                 else:
                     answer = self.answer(effect, learner)
-                effect = effects.send(answer)
-        except StopIteration:
+                effect = _next(effects, answer)
             self._finish()
         except Woken:
             self.service.unready = "stopped"
-            if round := self.service.detector.duplicate_key:
-                raise SecondInstanceError(
-                    f"somebody else signed a half-step of round {round} with this peer's key: a second peer "
-                    f"runs with it, or the folder {self.config.state_dir} was set back or emptied"
-                ) from None
+            if self._fatal is not None:
+                raise self._fatal from None
         finally:
             effects.close()
 
@@ -296,7 +309,7 @@ class Node:
             log.info("%s joins with round %d, in %s", self.config.id, m.from_round, duration(left))
             self.sleep(first)
 
-    def _begun(self, learner: Learner) -> Generator[Effect, Any, None]:
+    def _begin(self, learner: Learner) -> protocol.Effects:
         """The protocol's effects, after everything it needs is compiled."""
         self._compile(self.now.membership)
         scratch = self._table[1]
@@ -342,16 +355,22 @@ class Node:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to do: the last round has ended,
-        here too or so long ago that all have left. An announced membership knows best when that is."""
-        m, position = (
-            self._watcher.announced(self.now.membership) or self.now.membership,
-            self.clock.position(),
-        )
-        if m.timetable.round(position) <= m.rounds:
-            return False
-        left = position >= m.timetable.end(m.rounds) + m.linger * m.period
-        return left or m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
+        """Whether, by this machine's clock, the last round has ended here, or so long ago that all have
+        left."""
+        m, position = self._last_known, self.clock.position()
+        return self.ended_here or position >= m.timetable.end(m.rounds) + m.linger * m.period
+
+    @property
+    def ended_here(self) -> bool:
+        """Whether the last round is over and its checkpoint is on disk: then there is nothing left to do."""
+        m = self._last_known
+        past = m.timetable.round(self.clock.position()) > m.rounds
+        return past and m.rounds in rounds_kept(self.config.state_dir, "checkpoint")
+
+    @property
+    def _last_known(self) -> Membership:
+        """The membership that knows best when the last round is."""
+        return self._watcher.announced(self.now.membership) or self.now.membership
 
     def _beginning(self, number: int) -> Round:
         last = self.metrics.last
@@ -363,7 +382,7 @@ class Node:
 
     # --- effects --------------------------------------------------------------------------------------------
 
-    def answer(self, effect: Effect, learner: Learner) -> Any:
+    def answer(self, effect: Effect[Any], learner: Learner) -> Any:
         """Do what the protocol asks for, anything but a local step, and return what it is to be sent."""
         match effect:
             case protocol.Recall():
@@ -380,11 +399,7 @@ class Node:
                 return self._background.call(self._publish(round, served))
             case protocol.Pull(_, members, half, deadline):
                 table, seconds = self._rows(1 + len(members), half), deadline - self.clock.position()
-                answers = self._background.call(self._pulls.round(effect, table, seconds, self.now))
-                offsets = tuple(answer.offset for answer in answers if answer.offset is not None)
-                for member, answer in zip(members, answers, strict=True):
-                    self.metrics.heard(self.now.names[member], answer.offset, answer.version)
-                return Pulled(table, tuple(answer.result for answer in answers), offsets)
+                return self._background.call(self._pulls.round(effect, table, seconds, self.now))
             case protocol.Save(checkpoint):
                 return self._save(checkpoint, learner)
             case protocol.Tell(report):
@@ -397,7 +412,7 @@ class Node:
                 return self.sleep(until)
         raise AssertionError(effect)
 
-    def _recall(self, learner: Learner) -> Memory:
+    def _recall(self, learner: Learner) -> Stored:
         store = self.service.store
         memory, now = store.memory(), self.clock.round()
         if memory.last_round > max(now, 0) + 1:
@@ -464,16 +479,27 @@ class Node:
     async def _put_in_force(self, snapshot: Snapshot) -> None:
         _ = snapshot.server_context  # read it before the membership counts
         self.service.now = snapshot
+        self._restore_proofs()
         self.server.membership_changed()
 
     def _persist(self, record: Record, learner: Learner) -> bool:
         if record.half is None:
             log.info("round %d: catching up: the others' models take the place of this peer's", record.round)
+        elif record.stale:
+            log.info(
+                "round %d: all were down: this peer serves its newest model so that some can", record.round
+            )
         body = () if record.half is None else self.layout.body(record.half)
         self._digest, signature = wire.digest_of(body) if body else "", b""
         if self._digest:
-            signature = self.service.detector.sign(self.now, record.round, bytes.fromhex(self._digest))
+            signature = self._background.call(self._sign(record.round, bytes.fromhex(self._digest)))
         return self.service.store.persist(record, learner.state(), signature, body)
+
+    async def _sign(self, round: int, digest: bytes) -> bytes:
+        """The signature of the own half-step, made once, before it is recorded."""
+        now = self.now
+        self.service.witness.recorded(round, digest)
+        return sign(now.secret, of_member(now.membership, now.me), round, digest)
 
     async def _publish(self, round: int, served: bool) -> None:
         self.service.publish(round, served)
@@ -498,7 +524,7 @@ class Node:
         """The log, the metrics, and while there is nothing else to do the accuracy."""
         now, client = self.now, self._client
         self.metrics.ended(report, now.names)
-        self.metrics.excluded(len(self.service.detector.excluded(now)))
+        self.metrics.excluded(len(self.service.excluded()))
         budget = self.service.budget
         spent = None if budget is None else budget.after(report.round)
         self._certify_privacy(report.round, spent)

@@ -174,7 +174,7 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
             f"Nobody has taken this peer's model for {metrics.unasked_rounds} rounds: can the others reach "
             "it? `rpel network status` asks them to call back."
         )
-    for id in service.detector.excluded(service.now):
+    for id in service.excluded():
         yield f"{id} signed two models of one round and is excluded: the proof is in the evidence folder."
     last = metrics.last
     if last is not None and abs(last.offset) > _CLOCK * m.period:
@@ -201,7 +201,7 @@ def warnings(service: PeerService, now: float) -> Iterator[str]:
 
 def _members(service: PeerService) -> Iterator[dict[str, Any]]:
     now, metrics = service.now, service.metrics
-    excluded = set(service.detector.excluded(now))
+    excluded = set(service.excluded())
     for number, member in enumerate(now.membership.members):
         if number == now.me:
             continue

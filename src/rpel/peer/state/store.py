@@ -31,7 +31,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from rpel.files import atomic, locked
-from rpel.peer.core.protocol import Checkpoint, LentRow, Memory, Record
+from rpel.peer.core.protocol import Checkpoint, LentRow, Record, Stored
 from rpel.peer.core.wire import Layout, raw
 from rpel.types import Models
 
@@ -120,14 +120,14 @@ class Store:
         with suppress(OSError):
             self._lock.close()
 
-    def memory(self) -> Memory:
+    def memory(self) -> Stored:
         """What is on disk and whole. Reads and checks every file."""
         self._prune("half", RECORDS)  # of a process that was killed before it could
         self._prune("checkpoint", CHECKPOINTS)
         self._whole = {
             t: head for t in rounds_kept(self.path, "half") if (head := self._checked(t)) is not None
         }
-        return Memory(
+        return Stored(
             checkpoint=self._newest_checkpoint(),
             record=self._load_record(max(self._whole)) if self._whole else None,
             last_round=self._last,
@@ -138,12 +138,13 @@ class Store:
         self, record: Record, state: Bytes = b"", signature: bytes = b"", body: Sequence[Bytes] | None = None
     ) -> bool:
         """Record a round once, with the local state of training and the signature of its half-step,
-        if there is one.
+        if there is one. A round without a half-step may be recorded again with one.
 
         ``body``: the half-step as it travels, if somebody has made that already. Returns False if the write
         failed; earlier records remain.
         """
-        if record.round <= self._last:
+        earlier = self._whole.get(record.round)
+        if record.round <= self._last and (earlier is None or earlier.entries["body"]):
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
         self._last = record.round
         if body is None:
@@ -152,6 +153,7 @@ class Store:
             "round": record.round,
             "asked": [int(member) for member in record.asked],
             "membership": record.membership,
+            "stale": record.stale,
             "body": sum(map(len, body)),
             "state": len(state),
         }
@@ -312,7 +314,8 @@ class Store:
                 rows["half"] = _read_values(file, self._layout)
         asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
         half = LentRow(rows["half"]) if "half" in rows else None
-        return Record(round, asked, half, rows.get("before"), rows.get("v"), membership)
+        stale = head.entries.get("stale", False)
+        return Record(round, asked, half, rows.get("before"), rows.get("v"), membership, stale)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
         for t in reversed(rounds_kept(self.path, "checkpoint")):

@@ -210,13 +210,6 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
     )
 
 
-def made_here(theirs: Mapping[str, str]) -> bool:
-    """Whether a run was made by the running rpel and its libraries;
-    devices and user's modules are not looked at."""
-    ours = versions()
-    return all(theirs.get(key) == ours[key] for key in ("source", "torch", "numpy", "numba"))
-
-
 # --- the rule -----------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 ADAPTIVE = ("alie", "foe", "dissensus", "min_max")
 """The attacks whose factor ``strongest`` searches; ipm is the same family as foe."""
-UNFINISHED = ("waiting", "running", "stopped")
 MEASURES = {"worst honest node": "accuracy_worst", "mean of the honest nodes": "accuracy_mean"}
 
 

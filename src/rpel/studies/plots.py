@@ -94,6 +94,8 @@ def curves(
                 low, high = seeds.min(axis=1), seeds.max(axis=1)
                 axes.fill_between(at[seeds.index], low, high, color=style["color"], alpha=0.18, linewidth=0)
     axes.set_xlim(left=0)
+    if x == "round":
+        axes.locator_params(axis="x", integer=True)
 
 
 def explain(axes: "Axes", meanings: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from rpel.backend.devices import free_memory as free_device_memory
 from rpel.backend.devices import sharing
 from rpel.data import Dataset
 from rpel.learning import MomentumSGD
-from rpel.optimizers import TorchSteps, factory
+from rpel.optim import OptimizerSteps, local_steps
 from rpel.processes import free_memory
 from rpel.simulation.asynchrony import of_round
 from rpel.simulation.communicator import Group, Shards
@@ -133,7 +133,7 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
 def build_local(
     spec: Spec, task: Objective, gradients: Any, optimizer: Any, nodes: int, scratch: Models,
     arrays: Backend,
-) -> MomentumSGD | TorchSteps:  # fmt: skip
+) -> MomentumSGD | OptimizerSteps:  # fmt: skip
     """Build lines 3-6 of so many nodes; ``gradients`` are the task's, or private ones."""
     common: dict[str, Any] = {
         "steps": spec.local_steps, "nodes": nodes, "scratch": scratch, "backend": arrays,
@@ -142,11 +142,10 @@ def build_local(
     def rate(t: int) -> float:
         return spec.rate(of_round(t))
 
-    if spec.optimizer == "momentum":
-        return MomentumSGD(gradients, rate, spec.momentum, spec.weight_decay, **common)
-    make = factory(optimizer or spec.optimizer, spec.rate(1), spec.weight_decay, spec.optimizer_params)
-    shapes = list(task.layout.values())
-    return TorchSteps(gradients, make, rate, shapes, **common)
+    return local_steps(
+        gradients, optimizer or spec.optimizer, rate, list(task.layout.values()), momentum=spec.momentum,
+        weight_decay=spec.weight_decay, parameters=spec.optimizer_params, **common,
+    )  # fmt: skip
 
 
 # --- memory -------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ class Published:
     each is sent while the next is computed.
     """
 
-    local: "MomentumSGD | TorchSteps"
+    local: "MomentumSGD | OptimizerSteps"
     half: Models
     workers: Group
     pieces: list[Shards]

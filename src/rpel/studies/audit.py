@@ -8,7 +8,7 @@ Who is there is then guessed:
 - of examples, by the loss of the model seen last (low: there), or by the ratio of likelihoods of that loss
   under shadow runs with and without the example (Carlini et al. 2022);
 - of canaries, by how far the victim's updates point along the canary's gradient, summed over the rounds seen,
-  less what ordinary examples explain of it; from that comes a lower bound on ε (`rpel.inference`).
+  less what ordinary examples explain of it; from that comes a lower bound on ε (`rpel.auditing`).
 
 Two members guess. One sees the victim's half-step in every round, and knows the model it started from and
 which of its own examples are there: of somebody who knows all but the canaries, differential privacy says the
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from rpel import inference
+from rpel import auditing
 from rpel.backend.one_thread import one_torch_thread
 from rpel.data import Dataset
 from rpel.randomness import stream
@@ -284,7 +284,7 @@ class _Stage:
         return Findings(
             victim=int(ids[self.row]), member=int(ids[self.member]), examples=len(self.own),
             included=int(play.examples.sum()), canaries=len(self.planted), clipped=self.clipping,
-            shadows=shadows, confidence=inference.CONFIDENCE, delta=delta,
+            shadows=shadows, confidence=auditing.CONFIDENCE, delta=delta,
             most=most, stated=stated, curves=curves,
         )  # fmt: skip
 
@@ -383,12 +383,12 @@ class _Stage:
         return Point(
             t,
             met,
-            inference.auc(there, away),
-            inference.true_positives(there, away),
-            None if by_ratio is None else inference.auc(*by_ratio),
-            None if by_ratio is None else inference.true_positives(*by_ratio),
-            inference.auc(scores[play.canaries], scores[~play.canaries]),
-            inference.audit(scores, play.canaries, delta).epsilon,
+            auditing.auc(there, away),
+            auditing.true_positives(there, away),
+            None if by_ratio is None else auditing.auc(*by_ratio),
+            None if by_ratio is None else auditing.true_positives(*by_ratio),
+            auditing.auc(scores[play.canaries], scores[~play.canaries]),
+            auditing.audit(scores, play.canaries, delta).epsilon,
         )
 
     def _ratios(
@@ -425,8 +425,8 @@ class _Stage:
 
 def _most(canaries: int, delta: float, stated: float | None) -> float:
     """Return the largest bound that the audit can show, after saying whether that is enough."""
-    most, enough = inference.most(canaries, delta), inference.canaries_for(stated or 0.0, delta)
-    sure = f"at delta {delta:g} ({inference.CONFIDENCE:.0%} sure)"
+    most, enough = auditing.most(canaries, delta), auditing.canaries_for(stated or 0.0, delta)
+    sure = f"at delta {delta:g} ({auditing.CONFIDENCE:.0%} sure)"
     more = f"use {enough}" if enough else "no number of canaries can; audit a run that states less"
     if not most:
         raise ValueError(f"{canaries} canaries show no epsilon {sure}: use a smaller delta, such as 1e-5")

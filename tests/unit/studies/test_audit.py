@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import rpel as package
-from rpel import inference
+from rpel import auditing
 from rpel.simulation.inputs import Inputs, loader
 from rpel.simulation.run import prepared
 from rpel.spec import Spec
@@ -25,13 +25,13 @@ def test_auc_and_true_positives_equal_a_plain_count() -> None:
     coins = np.random.default_rng(0)
     inside, outside = coins.integers(0, 9, 40) / 2, coins.integers(0, 7, 230) / 2
     pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
-    assert inference.auc(inside, outside) == pytest.approx(np.mean(pairs))
+    assert auditing.auc(inside, outside) == pytest.approx(np.mean(pairs))
     best = max(
         (inside > threshold).mean()
         for threshold in np.unique(np.concatenate([inside, outside]))
         if (outside > threshold).mean() <= 0.01
     )
-    assert inference.true_positives(inside, outside) == best
+    assert auditing.true_positives(inside, outside) == best
 
 
 def published(m: int, r: int, v: int, eps: float, delta: float) -> float:
@@ -49,7 +49,7 @@ def published(m: int, r: int, v: int, eps: float, delta: float) -> float:
     ("m", "r", "v", "delta"), [(100, 100, 80, 0.0), (200, 50, 48, 1e-6), (300, 150, 140, 1e-5)]
 )
 def test_audit_bound_inverts_the_published_probability(m: int, r: int, v: int, delta: float) -> None:
-    bound = inference.least_epsilon(m, r, v, delta)
+    bound = auditing.least_epsilon(m, r, v, delta)
     assert published(m, r, v, bound - 1e-6, delta) < 0.05 <= published(m, r, v, bound + 1e-6, delta)
 
 
@@ -71,8 +71,8 @@ def test_audit_bound_exceeds_epsilon_of_the_worst_mechanism_in_5_percent_at_most
         revealed = (coins.random(groups) < delta)[np.arange(m) % groups]
         lies = coins.random(m) < 1 / (1 + math.exp(epsilon))
         scores = np.where(revealed, 2.0, 1.0) * np.where(included ^ (lies & ~revealed), 1, -1)
-        exceeded += inference.audit(scores + coins.random(m) / 9, included, delta).epsilon > epsilon
-    assert exceeded <= stats.binom.isf(1e-6, runs, 1 - inference.CONFIDENCE)
+        exceeded += auditing.audit(scores + coins.random(m) / 9, included, delta).epsilon > epsilon
+    assert exceeded <= stats.binom.isf(1e-6, runs, 1 - auditing.CONFIDENCE)
 
 
 def test_audit_bound_approaches_epsilon_of_randomised_response() -> None:
@@ -80,13 +80,13 @@ def test_audit_bound_approaches_epsilon_of_randomised_response() -> None:
     for _ in range(60):
         included = coins.random(400) < 0.5
         told = included ^ (coins.random(400) < 1 / (1 + math.exp(epsilon)))
-        bounds.append(inference.audit(told + coins.random(400) / 2, included, 1e-4).epsilon)
+        bounds.append(auditing.audit(told + coins.random(400) / 2, included, 1e-4).epsilon)
     assert np.median(bounds) > 0.6 * epsilon
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-4, 1e-5])
 def test_200_canaries_show_an_epsilon_of_2_at_every_usual_delta(delta: float) -> None:
-    assert inference.most(200, delta) > 2
+    assert auditing.most(200, delta) > 2
 
 
 def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
@@ -94,8 +94,8 @@ def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
     hard, there = coins.normal(0, 5, 400), coins.random((9, 400)) < 0.5
     seen = hard + there + coins.normal(0, 0.4, (9, 400))
     ratios = audit.likelihood_ratios(seen[0], seen[1:], there[1:])
-    assert inference.auc(ratios[there[0]], ratios[~there[0]]) > 0.85
-    assert inference.auc(seen[0][there[0]], seen[0][~there[0]]) < 0.65
+    assert auditing.auc(ratios[there[0]], ratios[~there[0]]) > 0.85
+    assert auditing.auc(seen[0][there[0]], seen[0][~there[0]]) < 0.65
 
 
 # --- the run that is played again ---------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ from rpel import component, data, models
 from rpel.backend.base import backend
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
-from rpel.optimizers import TorchSteps, factory
+from rpel.optim import OPTIMIZERS, RowSteps, TorchSteps, local_steps
 from rpel.peer.config.settings import BUILT_IN_TASKS, TASKS, check_task
 from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.learn.privacy import ASKED, Private, asked_of
@@ -111,7 +112,7 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
     try:
         settings = PeerTraining(**{"eval_every": _EVAL_EVERY, **given}, rounds=rounds)
         if settings.optimizer != "momentum":
-            factory(settings.optimizer, settings.rate(1), settings.weight_decay, settings.optimizer_params)
+            OPTIMIZERS[settings.optimizer].check(settings.weight_decay, settings.optimizer_params)
     except ValueError as error:
         raise ValueError(f"hyper-parameter {error}") from None
     if settings.partition not in ("dirichlet", "iid"):
@@ -122,7 +123,7 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
 
 
 class TaskLearner:
-    """A task's local steps by `rpel.learning.MomentumSGD` or `rpel.optimizers.TorchSteps`: Algorithm 1, lines
+    """A task's local steps by `rpel.learning.MomentumSGD` or `rpel.optim`: Algorithm 1, lines
     3 to 6, for a cohort of one."""
 
     def __init__(
@@ -149,26 +150,24 @@ class TaskLearner:
         self._order = Reordering(layout, task.layout, f"task {name!r}")
         # Only where the network's order is another does the task have a vector of its own to work in.
         self._own: Models | None = None if self._order.same else np.empty(layout.d, layout.dtype)
-        self._steps_of = self._local_steps()
+        self._all_steps = self._local_steps()
         self._mark = np.frombuffer(_mark(task, hyper), np.uint8)
         # Mark and local state in one piece of memory, so that a record is written without a copy of any.
         self._kept, self._state = _side_by_side(
-            self._mark, self._steps_of(None).remembers(np.empty((1, layout.d), layout.dtype))
+            self._mark, self._all_steps.remembers(np.empty((1, layout.d), layout.dtype))
         )
         self._local: Models = self._state["buffers"]
         self._x: Models = np.empty(0)
         self._round = 0
 
-    def _local_steps(self) -> Callable[[Models | None], MomentumSGD | TorchSteps]:
-        """The local steps of a round, given memory for its gradients."""
-        gradients, hyper, steps = self._gradients, self._hyper, self._steps
-        if hyper.optimizer == "momentum":
-            return lambda scratch: MomentumSGD(
-                gradients, hyper.rate, hyper.momentum, hyper.weight_decay, steps, scratch=scratch
-            )
-        make = factory(hyper.optimizer, hyper.rate(1), hyper.weight_decay, hyper.optimizer_params)
-        shapes = list(self._task.layout.values())
-        return lambda scratch: TorchSteps(gradients, make, hyper.rate, shapes, steps, scratch=scratch)
+    def _local_steps(self) -> MomentumSGD | RowSteps | TorchSteps:
+        """The local steps of a round, without memory for gradients."""
+        hyper = self._hyper
+        return local_steps(
+            self._gradients, hyper.optimizer, hyper.rate, list(self._task.layout.values()),
+            momentum=hyper.momentum, weight_decay=hyper.weight_decay, parameters=hyper.optimizer_params,
+            steps=self._steps,
+        )  # fmt: skip
 
     def prepare(self, x: Models, scratch: Models) -> None:
         """One gradient at x and one tiny step, both thrown away: after that everything is compiled."""
@@ -197,7 +196,8 @@ class TaskLearner:
         if self.budget is not None:
             self.budget.check(self._round)
         work = out if self._own is None else self._own
-        self._steps_of(scratch[None])(self._x[None], self._state, self._ids, self._round, out=work[None])
+        steps = replace(self._all_steps, scratch=scratch[None])
+        steps(self._x[None], self._state, self._ids, self._round, out=work[None])
         if self._own is not None:
             self._order.outwards(self._own, out)
 

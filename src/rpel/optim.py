@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -214,7 +215,7 @@ class RowSteps(OptimizerSteps):
         """Neighbours that have taken equally many steps, not too many numbers at once."""
         edges = [0, *(1 + np.flatnonzero(np.diff(taken))).tolist(), len(taken)]
         size = max(1, NUMBERS_AT_ONCE // max(1, d))
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in pairwise(edges):
             yield from (slice(at, min(last, at + size)) for at in range(first, last, size))
 
     def _step(self, x: Models, g: Models, state: Arrays, t: int) -> None:

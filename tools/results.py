@@ -3,6 +3,7 @@
     python tools/results.py                      write every table anew
     python tools/results.py exchange=RUNS …      first take finished runs into docs/results/exchange
     python tools/results.py --check              only say which pages would change
+    python tools/results.py --figures            also draw the figures that are made of single runs
 
 A table stands in a page between <!-- NAME ARGUMENTS --> and <!-- end -->, and is made from docs/results/*/
 and from nothing else, so that the first command leaves the pages as they are. Of paper also what
@@ -30,7 +31,8 @@ import numpy as np
 from rpel.runs.run import Run
 from rpel.simulation.methods import schedule
 from rpel.spec import Spec
-from rpel.studies.arena import Standings
+from rpel.studies import plots
+from rpel.studies.arena import MEASURES, Standings
 from rpel.studies.paper import ATTACKS, SHARES, everything, find
 from rpel.studies.study import Result, Results
 from rpel.text import count, human_bytes
@@ -607,19 +609,25 @@ def guessed(name: str) -> str:
 # --- scale --------------------------------------------------------------------------------------------------
 
 
+def _scaled() -> dict[str, Kept]:
+    """Return the runs of a hundred thousand nodes and a million, by what a table calls them."""
+    runs = {}
+    for run in archive("scale"):
+        rule = "averaging" if run.spec.get("rule") == "mean" else "rpel"
+        runs[rule, run.spec["nodes"], run.attack] = run
+    return {
+        f"{nodes:,} nodes, {rule} under {attack.upper()}": run
+        for (rule, nodes, attack), run in sorted(runs.items(), key=lambda one: (one[0][0] != "rpel", one[0]))
+    }
+
+
 def scale() -> str:
-    """A row a run of a hundred thousand nodes and a million."""
+    """A row a run."""
     lines = []
-    for run in sorted(
-        archive("scale"), key=lambda r: (r.spec.get("rule") == "mean", r.spec["nodes"], r.attack)
-    ):
-        rule, seconds = (
-            "averaging" if run.spec.get("rule") == "mean" else "rpel",
-            [r["seconds"] for r in run.rows],
-        )
-        name = f"{run.spec['nodes']:,} nodes, {rule} under {run.attack.upper()}"
-        accuracies = [f"{run.end(f'accuracy_{end}'):.4f}" for end in ("mean", "worst")]
+    for name, run in _scaled().items():
+        seconds = [row["seconds"] for row in run.rows]
         middle = sorted(seconds)[len(seconds) // 2]
+        accuracies = [f"{run.end(f'accuracy_{end}'):.4f}" for end in ("mean", "worst")]
         times = [f"{middle:.1f}", f"{sum(seconds) / 60:.0f} min"]
         met = [str(run.proof["max_observed"]), str(run.b_hat)]
         lines.append([name, str(len(run.rows)), *accuracies, *met, *times])
@@ -638,6 +646,46 @@ def cost() -> str:
     return markdown(["nodes", "s a round", "ms a node", "memory", "× the models", *parts], lines)
 
 
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def draw(path: Path, runs: dict[str, list[Kept]], title: str, x: str = "round") -> None:
+    """Draw mean and worst accuracy of labelled runs against the rounds, or another column."""
+    import pandas
+
+    columns = ["accuracy_mean", "accuracy_worst"]
+    rows = [
+        {"curve": label, "seed": run.seed, "round": row["round"], x: row.get(x) or charged(run, row)}
+        | {key: row[key] for key in columns}
+        for label, seeds in runs.items() for run in seeds for row in run.evaluated
+    ]  # fmt: skip
+    figure, ((axes,),) = plots.canvas(7.4, 4.4)
+    plots.curves(axes, pandas.DataFrame(rows), columns, x)
+    plots.explain(axes, ("mean of the honest nodes", "worst node"))
+    axes.set(xlabel="virtual time" if x == "time" else x, ylabel="test accuracy", ylim=(0, 1.02))
+    axes.set_title(title, fontsize=10.5)
+    axes.legend(frameon=False, fontsize=8.5)
+    plots.save(figure, path)
+
+
+def charged(run: Kept, row: Row) -> float:
+    """Return the virtual time of a synchronous run's round."""
+    return float(_schedule(run).charged(row["round"]))
+
+
+def draw_all() -> None:
+    """Draw the figures that are made of single runs."""
+    for kind, hostile in (("rule", 4), ("method", 1)):
+        maps = {title: standings(hostile).matrix(column) for title, column in MEASURES.items()}
+        plots.save(plots.heat_maps(maps), DOCS / "images" / f"arena-{kind}s.svg")
+    timed = {"asynchronous": True, "synchronous": False}
+    both = {f"{a}, {way}": exchanged(30, a, asynchronous=on) for a in TIMED[:3] for way, on in timed.items()}
+    draw(KEPT / "exchange" / "asynchrony.svg", both, "n = 30, with and without a barrier", "time")
+    million = {label: [run] for label, run in _scaled().items()}
+    title = "A tenth of the nodes hostile, each node pulls about 35 others"
+    draw(DOCS / "images" / "scale-learning.svg", million, title)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "panels": panels, "rivals": rivals, "sweep": sweep, "fractions": fractions, "figures": figures,
     "long": long, "reductions": reductions, "settings": settings, "arena": arena, "matrix": matrix,
@@ -654,10 +702,12 @@ def written(name: str) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv
-    for page, _, folder in (word.partition("=") for word in sys.argv[1:] if not check):
+    for page, _, folder in (word.partition("=") for word in sys.argv[1:] if "=" in word):
         take(page, Path(folder))
         if page == "paper":
             take_panels(Path(folder), KEPT / page)
+    if "--figures" in sys.argv:
+        draw_all()
     changed = False
     for name in PAGES:
         path, text = DOCS / f"{name}.md", written(name)

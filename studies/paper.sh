@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Makes the runs behind docs/results/paper.md; DATA is the folder with the data sets. Weeks on two cores.
+set -e
+rpel reproduce fraction-1000 fraction-10000 fraction-100000 --scale full --out full --data-dir "$DATA"
+rpel reproduce mnist-left mnist-right mnist-100-b8 mnist-30-b5 --scale full --out full --data-dir "$DATA"
+rpel reproduce alie-{mean,worst}-s15-b{0,3,6} alie-{mean,worst}-s{3,4,5}-b{0,1} --scale full --out full --data-dir "$DATA"
+rpel reproduce dissensus-{mean,worst}-s{3,4,5}-b{0,1} --scale full --out full --data-dir "$DATA"
+rpel reproduce cifar10-left --scale short --part 0.06 --out cifar --data-dir "$DATA"
+rpel reproduce extra --scale short --out extra --data-dir "$DATA"
+rpel reproduce cifar10-right --scale short --part 0.06 --out cifar --data-dir "$DATA"
+rpel reproduce extra-everybody --scale full --out everybody --data-dir "$DATA"
+rpel run cifar10-20 --pull 6 --attack alie --eval-every 100 --out long --data-dir "$DATA"
+rpel run cifar10-20 --pull 19 --attack alie --eval-every 100 --out long --data-dir "$DATA"
+rpel run cifar10-20 --pull 6 --attack foe --eval-every 100 --out long --data-dir "$DATA"
+rpel run cifar10-20 --pull 6 --attack sf --eval-every 100 --out long --data-dir "$DATA"
+rpel run cifar10-20 --pull 6 --attack alie --local-steps 3 --rounds 600 --eval-every 100 --out long --data-dir "$DATA"
+rpel run mnist-30 --byzantine 0 --attack none --pull 6 --out theory --data-dir "$DATA"
+rpel run mnist-30 --byzantine 0 --attack none --pull 15 --out theory --data-dir "$DATA"
+rpel reproduce femnist-b0-local1 femnist-b3-local1 --scale full --eval-every 50 --seeds 0 --out femnist --data-dir "$DATA"
+rpel reproduce cifar10-alpha{0.5,1}-s{6,19} cifar10-b2-s6 cifar10-b2-s19 --attacks alie --scale short --part 0.06 --seeds 0 --eval-every 60 --out cifar --data-dir "$DATA"
+rpel reproduce cifar10-dissensus-local1-{mean,worst}-s6 --methods rpel,cs-plus --scale short --part 0.06 --seeds 0 --eval-every 60 --out cifar --data-dir "$DATA"
+rpel reproduce cifar10-local3-s6 cifar10-local3-s10 cifar10-local3-s19 --attacks alie --scale short --part 0.03 --seeds 0 --eval-every 30 --out local3 --data-dir "$DATA"
+rpel reproduce cifar10-dissensus-local3-{mean,worst}-s6 --methods rpel,cs-plus --scale short --part 0.03 --seeds 0 --eval-every 30 --out local3 --data-dir "$DATA"
+rpel reproduce femnist-b0-local3 --scale short --part 0.1 --seeds 0 --eval-every 25 --out femnist --data-dir "$DATA"
+rpel reproduce femnist-b3-local3 --attacks alie --scale short --part 0.1 --seeds 0 --eval-every 25 --out femnist --data-dir "$DATA"
+python ../tools/results.py paper=full paper=extra paper=everybody paper=cifar paper=local3 paper=femnist paper=long paper=theory

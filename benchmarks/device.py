@@ -20,9 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rpel.backend.arrays import empty, zeros
 from rpel.backend.base import backend
-from rpel.backend.devices import missing
-from rpel.backend.pool import set_threads
-from rpel.backend.torch import Torch
+from rpel.backend.chunks import missing
+from rpel.backend.tensors import Torch
+from rpel.backend.threads import set_threads
 from rpel.data import iid, load
 from rpel.models import model
 from rpel.tasks import Classification

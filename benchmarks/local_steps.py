@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rpel.backend.pool import set_threads
+from rpel.backend.threads import set_threads
 from rpel.data import Dataset, from_arrays, iid, load, virtual
 from rpel.models import model, unflatten
 from rpel.randomness import draws, sample_without_replacement

@@ -21,7 +21,7 @@ if not Path(os.environ.get("RPEL_CACHE", "")).name.startswith(_PREFIX):
     os.environ["RPEL_CACHE"] = tempfile.mkdtemp(prefix=_PREFIX)
     atexit.register(shutil.rmtree, os.environ["RPEL_CACHE"], ignore_errors=True)
 
-from rpel.backend import pool as threads  # noqa: E402  (after the folder is chosen)
+from rpel.backend import threads  # noqa: E402  (after the folder is chosen)
 
 
 def best(work: Callable[[], object], repeats: int = 5) -> float:

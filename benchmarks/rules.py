@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 import machine
 import rpel
-from rpel.backend import pool
+from rpel.backend import threads
 from rpel.backend.base import backend
-from rpel.backend.sorting import network
+from rpel.backend.coordinates import network, ranks
 
 Array = NDArray[Any]
 
@@ -133,7 +133,7 @@ def limit(m: int, f: int, d: int, index: Array, power: machine.Machine) -> float
     first, second = np.triu_indices(m, 1)
     low, high = (choose(index[:, first], index[:, second]).ravel() for choose in (np.minimum, np.maximum))
     pairs = len(np.unique((low * (index.max() + 1) + high)[low != high]))
-    comparisons = 2 * len(network(m, f, "trimmed_mean"))  # a minimum and a maximum each
+    comparisons = 2 * len(network(m, ranks(m, f, "trimmed_mean")))  # a minimum and a maximum each
     operations64 = 2 * pairs * d
     operations32 = len(index) * d * (m * (m - f - 1) + comparisons)
     moved = 4 * d * (len(np.unique(index)) + len(index))
@@ -228,7 +228,7 @@ def main() -> None:
     power = machine.measure()
     print(
         f"this machine now: {power.bandwidth / 1e9:.1f} GB/s, {power.flops32 / 1e9:.0f} GFlop/s float32, "
-        f"{power.flops64 / 1e9:.0f} float64; {pool.threads()} threads"
+        f"{power.flops64 / 1e9:.0f} float64; {threads.threads()} threads"
     )
     for case in (MNIST, CIFAR, MANY):
         report(byzfl, "nnm+trimmed_mean", case, power, quick)

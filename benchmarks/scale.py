@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from rpel.backend.pool import threads
+from rpel.backend.threads import threads
 from rpel.data import balanced_subset, load, virtual
 from rpel.models import model
 from rpel.randomness import stream

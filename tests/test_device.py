@@ -16,9 +16,8 @@ import rpel
 from rpel import spec
 from rpel.backend import arrays as array_functions
 from rpel.backend.base import backend
-from rpel.backend.devices import local_device
-from rpel.backend.ordering import operate
-from rpel.backend.torch import Torch
+from rpel.backend.chunks import local_device
+from rpel.backend.tensors import Torch, operate
 from rpel.randomness import stream
 from rpel.simulation import build, communicator
 from rpel.simulation import workers as launch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import rpel
 from rpel import rules as A
 from rpel.backend.base import backend
-from rpel.backend.torch import Torch
+from rpel.backend.tensors import Torch
 from rpel.randomness import stream
 from support.paths import ROOT
 from support.rule_cases import CASES, GRAPH_RULES, IDS, cloud, metropolis_like, table_and_index

@@ -170,7 +170,7 @@ def test_data_sets_of_other_content_have_other_checksums() -> None:
 
 
 def test_threads_are_pinned_recorded_and_given_back() -> None:
-    from rpel.backend.pool import threads
+    from rpel.backend.threads import threads
 
     before = threads(), torch.get_num_threads()
     assert tiny(None, threads=1).certificate["threads"] == 1

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel.backend.pool import set_threads, threads
+from rpel.backend.threads import set_threads, threads
 from rpel.data import Dataset, crop_flip, from_arrays, iid, load, virtual
 from rpel.models import build, flatten, model, unflatten
 from rpel.randomness import draws

@@ -125,7 +125,7 @@ def _threads() -> Iterator[Check]:
 
 def _devices() -> Iterator[Check]:
     """Which devices torch sees, and why not the others."""
-    from rpel.backend.devices import missing
+    from rpel.backend.chunks import missing
 
     reasons = {device: missing(device) for device in ("cuda", "mps")}
     yield Check(
@@ -160,7 +160,7 @@ def _kernels() -> Iterator[Check]:
 
 
 def _cache() -> Iterator[Check]:
-    from rpel.backend.cache import folder
+    from rpel.backend.compile import folder
 
     path = folder()
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -108,9 +108,9 @@ class Wire:
 
         units = -(-len(x) // step)
         if on_host(x):
-            from rpel.backend import pool  # the planner asks for sizes and needs no numba
+            from rpel.backend import threads  # the planner asks for sizes and needs no threads
 
-            pool.run(work, units, small=x.shape[0] * x.shape[1] < 1 << 16)
+            threads.run(work, units, small=x.shape[0] * x.shape[1] < 1 << 16)
         else:
             work(0, units)
 

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
-from rpel.backend.pool import set_threads, threads
+from rpel.backend.threads import set_threads, threads
 from rpel.peer.config.settings import Config
 from rpel.peer.config.timetable import Timetable
 from rpel.peer.core.clock import RoundClock

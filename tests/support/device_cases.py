@@ -7,7 +7,7 @@ import numpy as np
 
 from rpel import data
 from rpel.attacks import ATTACKS
-from rpel.backend.torch import Torch
+from rpel.backend.tensors import Torch
 from rpel.models import model
 from rpel.rules.registry import RULES
 from rpel.simulation.build import build_task

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # whoever collects doctests imports this file, and m
 
 from rpel.attacks import forgeries
 from rpel.backend import arrays as array_functions
-from rpel.backend.torch import Torch
+from rpel.backend.tensors import Torch
 from rpel.rules import linear
 from rpel.simulation.engine import Engine
 from rpel.tasks import objective, private

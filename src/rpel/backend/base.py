@@ -173,7 +173,7 @@ def backend(name: str, device: str = "cpu") -> Backend:
     ValueError: there is no backend 'nmba': the nearest is 'numba' (of numba, plain, torch)
     """
     if name == "torch":
-        from rpel.backend.torch import Torch
+        from rpel.backend.tensors import Torch
 
         return Torch(device)
     if name == "plain":

@@ -1,13 +1,10 @@
-"""The compiled twin of `plain`: same functions, same meaning, all cores. What they compute, and examples,
-are there.
+"""The compiled backend: the eleven primitives on NumPy arrays, by numba, on all threads.
 
-Distances and neighbours are in `distances` and `sorting`, operations on coordinates in `coordinates`; sums
-and moments of rows, the test for non-finite ones, momentum and half-step,
-and the spread of a cohort are here.
+Distances and neighbours are in `distances`, operations on coordinates in `coordinates`, sums and moments of
+rows in `rows`; the local step and sums over nodes are here. `rpel.backend.base` says what each primitive
+means, and `rpel.backend.plain` has examples.
 
-Invariants: arguments are checked before a kernel runs; results do not depend on the number of threads. Sums
-run in float64, one row after the other, each column alone; a row under weight 0 or index −1 is not read; the
-standard deviation takes two passes (mean, then squared deviations from it), so nothing cancels.
+Arguments are checked before a kernel runs: kernels have no bounds checks.
 """
 
 from collections.abc import Callable
@@ -16,18 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from rpel.backend import coordinates, distances, pool, sorting
+from rpel.backend import coordinates, distances, rows, threads
 from rpel.backend.base import Backend, Operation
-from rpel.backend.cache import compiled, inlined
 from rpel.backend.checks import check_index, check_mix, check_operation, check_table, result_array
-from rpel.backend.coordinates import unit_bounds
-from rpel.backend.vectors import fetch, moments_of_rows, weigh_rows
+from rpel.backend.compile import compiled
+from rpel.backend.distances import nearest
 from rpel.types import Floats, Integers, Mix, Out
 
-_COLUMNS = 1024  # whose deviations are summed before they join the total
-_IN_CACHE = 1 << 18  # entries that a core keeps at hand
-_NARROW = 128  # columns that one thread takes at a time
-_SMALL = 1 << 16  # values below which waking a thread costs more than it saves
+SUM_COLUMNS = 1024  # whose sums stay in the first cache
+CACHED_VALUES = 1 << 18  # that a core keeps at hand
+UNIT_COLUMNS = 128  # columns that one thread takes at a time
+SMALL_WORK = 1 << 16  # values below which waking a thread costs more than it saves
 
 
 def _contiguous(array: Floats, dtype: DTypeLike) -> Floats:
@@ -40,86 +36,22 @@ def _int64(index: Integers) -> NDArray[np.int64]:
     return _contiguous(index, np.int64)
 
 
-def prepare(
-    m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = coordinates.LARGE
-) -> None:
-    """Have the kernels for m rows and this operation ready:
-    loaded from disk or compiled now (a few seconds at most).
+def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, values: float = np.inf) -> None:
+    """Have the kernels for m rows and an operation ready: loaded from disk, or compiled now, in seconds.
 
-    With `mixed` the distances before it too. For few `values` (victims · m · d, in all rounds) nothing
-    happens: the kernels for any m will do.
+    Args:
+        m: how many rows each victim has.
+        f: how many hostile values the operation allows for.
+        operation: one of `OPERATIONS`.
+        mixed: whether the rows become means of their m − f nearest before.
+        dtype: of the table.
+        values: victims · m · d, in all rounds; if they are few, the kernel for any m will do.
 
     >>> prepare(3, 1, "trimmed_mean", mixed=True, dtype=np.float32)
     """
     check_operation(operation, m, f)
-    if values < coordinates.LARGE:
-        return
-    coordinates.prepare(m, f, operation, dtype, coordinates.SUMS if mixed else coordinates.ROWS)
-    if mixed:
-        distances.prepare(dtype)
-
-
-# --- kernels of sums ----------------------------------------------------------------------------------------
-
-
-@inlined
-def _fetch_next(table: Floats, index: Integers, i: int, left: int, right: int) -> None:
-    """Have the rows of the victim after i on their way while those of i are summed,
-    unless all are in the cache."""
-    if i + 1 < len(index) and (right - left) * len(table) > _IN_CACHE:
-        for j in range(index.shape[1]):
-            if index[i + 1, j] >= 0:
-                fetch(table, index[i + 1, j] * table.shape[1] + left, right - left)
-
-
-@compiled
-def _combine(
-    table: Floats, index: Integers, weights: Floats, cut: pool.Units, begin: int, end: int, out: Floats
-) -> None:
-    """Units begin … end − 1. Only rows present and of weight ≠ 0 are listed, so read."""
-    (h, m), d = index.shape, table.shape[1]
-    starts, factors = np.empty(m, np.int64), np.empty(m)
-    for unit in range(begin, end):
-        left, right, first, last = unit_bounds(unit, cut, h, d)
-        for i in range(first, last):
-            _fetch_next(table, index, i, left, right)
-            listed = 0
-            for j in range(m):
-                if index[i, j] >= 0 and weights[i, j] != 0.0:
-                    starts[listed] = index[i, j] * d
-                    factors[listed] = weights[i, j]
-                    listed += 1
-            weigh_rows(table, starts, factors, listed, left, right - left, out, i * d + left)
-
-
-@compiled
-def _moments(
-    table: Floats,
-    index: Integers,
-    mean: Floats,
-    std: Floats,
-    cut: pool.Units,
-    begin: int,
-    end: int,
-    out: Floats,
-) -> None:
-    """Units begin … end − 1. One row has no deviation; no row counts as a row of zeros."""
-    (h, m), d = index.shape, table.shape[1]
-    starts = np.empty(m, np.int64)
-    for unit in range(begin, end):
-        left, right, first, last = unit_bounds(unit, cut, h, d)
-        for i in range(first, last):
-            _fetch_next(table, index, i, left, right)
-            listed = 0
-            for j in range(m):
-                if index[i, j] >= 0:
-                    starts[listed] = index[i, j] * d
-                    listed += 1
-            if listed:
-                factor = std[i] if listed > 1 else 0.0
-                moments_of_rows(table, starts, listed, left, right - left, mean[i], factor, out, i * d + left)
-            else:
-                out[i, left:right] = 0
+    if values >= coordinates.LARGE:
+        coordinates.prepare(m, f, operation, dtype, mixed)
 
 
 # --- the local step -----------------------------------------------------------------------------------------
@@ -139,8 +71,8 @@ def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end:
 
 @compiled
 def _add_rows(x: Floats, left: int, right: int, total: Floats) -> None:
-    for start in range(left, right, _COLUMNS):  # whose sums stay in the first cache
-        sums = total[start : min(right, start + _COLUMNS)]
+    for start in range(left, right, SUM_COLUMNS):
+        sums = total[start : min(right, start + SUM_COLUMNS)]
         for i in range(len(x)):
             row = x[i, start : start + len(sums)]
             for c in range(len(sums)):
@@ -149,8 +81,8 @@ def _add_rows(x: Floats, left: int, right: int, total: Floats) -> None:
 
 @compiled
 def _add_deviations(x: Floats, mean: Floats, left: int, right: int, total: Floats) -> None:
-    for start in range(left, right, _COLUMNS):
-        sums, means = total[start : min(right, start + _COLUMNS)], mean[start:right]
+    for start in range(left, right, SUM_COLUMNS):
+        sums, means = total[start : min(right, start + SUM_COLUMNS)], mean[start:right]
         for i in range(len(x)):
             row = x[i, start : start + len(sums)]
             for c in range(len(sums)):
@@ -161,11 +93,11 @@ def _add_deviations(x: Floats, mean: Floats, left: int, right: int, total: Float
 def _over_columns(x: Floats, columns: slice, work: Callable[[int, int], None]) -> None:
     """work(left, right) over narrow ranges that cover the columns, on all threads."""
     first, last = columns.start, columns.stop
-    units = -(-(last - first) // _NARROW)
-    pool.run(
-        lambda begin, end: work(first + begin * _NARROW, min(last, first + end * _NARROW)),
+    units = -(-(last - first) // UNIT_COLUMNS)
+    threads.run(
+        lambda begin, end: work(first + begin * UNIT_COLUMNS, min(last, first + end * UNIT_COLUMNS)),
         units,
-        small=len(x) * (last - first) < _SMALL,
+        small=len(x) * (last - first) < SMALL_WORK,
     )
 
 
@@ -173,7 +105,7 @@ def _over_columns(x: Floats, columns: slice, work: Callable[[int, int], None]) -
 
 
 class Compiled(Backend):
-    """The primitives on NumPy arrays, by numba on all threads that `rpel.backend.pool` allows."""
+    """The primitives on NumPy arrays, by numba on all threads that `rpel.backend.threads` allows."""
 
     def array(self, values: ArrayLike | Floats) -> Floats:
         return np.asarray(values)
@@ -182,59 +114,48 @@ class Compiled(Backend):
         return np.asarray(x)
 
     def finite_rows(self, table: Floats) -> NDArray[np.bool_]:
-        """(n,) True where every entry of the row is finite."""
         check_table(table)
         result = np.empty(len(table), np.bool_)
-        step = max(1, _IN_CACHE // max(1, table.shape[1]))  # rows whose marks stay in the cache
+        step = max(1, CACHED_VALUES // max(1, table.shape[1]))  # rows whose marks stay in the cache
 
         def work(begin: int, end: int) -> None:
             for first in range(begin, end, step):
                 some = slice(first, min(end, first + step))
                 np.isfinite(table[some]).all(axis=1, out=result[some])
 
-        pool.run(work, len(table), small=table.size < _SMALL)
+        threads.run(work, len(table), small=table.size < SMALL_WORK)
         return result
 
     def squared_distances(self, table: Floats, index: Integers) -> Floats:
-        """(h, m, m) squared Euclidean distances among the rows of each victim, float64."""
         check_index(table, index)
-        return distances.among(table, _int64(index))
+        return distances.squared_distances(table, _int64(index))
 
     def distances_to(self, table: Floats, index: Integers, origin: Floats | Integers | None) -> Floats:
-        """(h, m) squared distances of the rows to an origin: None is zero, (d,) floats a point, (h,) integers
-        rows, (h, d) floats a point for each victim.
-        """
         check_index(table, index, absent=True)
-        h, d = len(index), table.shape[1]
-        point: NDArray[Any] = np.zeros(d) if origin is None else origin
-        if point.dtype.kind in "iu":
-            check_index(table, point.reshape(h, 1))
-            return distances.to_rows(table, _int64(index), _int64(point))
-        if point.ndim == 2:
-            points = _contiguous(point, point.dtype).reshape(h, d)
-            return distances.to_rows(table, _int64(index), len(table) + np.arange(h), points)
-        return distances.to_point(table, _int64(index), _contiguous(point, np.float64).reshape(d))
+        (h, _), d, given = index.shape, table.shape[1], _int64(index)
+        present = np.where(given < 0, 0, given)
+        if origin is None or (origin.ndim == 1 and origin.dtype.kind == "f"):
+            point = np.zeros(d) if origin is None else _contiguous(origin, np.float64).reshape(d)
+            found = distances.to_point(table, present, point)
+        elif origin.dtype.kind == "f":
+            points = _contiguous(origin, origin.dtype).reshape(h, d)
+            found = distances.to_points(table, present, points, np.arange(h))
+        else:
+            check_index(table, origin.reshape(h, 1))
+            found = distances.to_points(table, present, table, _int64(origin))
+        return np.where(given < 0, 0.0, found)
 
     def nearest(self, distances: Floats, k: int) -> NDArray[np.int32]:
-        """(h, m, k) for every anchor the k nearest columns, itself included, in ascending order of column."""
         _, m, last = distances.shape
         if last != m or not 1 <= k <= m:
             raise ValueError(f"distances must be (h, m, m) and k within 1 … m, not {distances.shape} and {k}")
-        rows = np.broadcast_to(np.arange(m), distances.shape[:2]).copy()
-        return sorting.nearest(_contiguous(distances, np.float64), rows, k)[0]
+        return nearest(distances, k)
 
     def combine(self, table: Floats, index: Integers, weights: Floats, out: Out = None) -> Floats:
-        """(h, d) weighted sums Σ_j weights[i, j] · table[index[i, j]]; weight 0 and index −1 are skipped,
-        never read."""
         check_index(table, index, absent=True)
-        rows, factors = _int64(index), _contiguous(weights, np.float64).reshape(index.shape)
-        result = result_array(table, len(rows), out)
-        cut = pool.cut(len(table), len(rows), table.shape[1], table.itemsize)
-
-        def work(begin: int, end: int) -> None:
-            _combine(table, rows, factors, cut, begin, end, result)
-
-        pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
+        given, result = _int64(index), result_array(table, len(index), out)
+        factors = _contiguous(weights, np.float64).reshape(index.shape)
+        rows.combine(table, given, factors, result, small=result.size * index.shape[1] < SMALL_WORK)
         return result
 
     def coordinatewise(
@@ -246,37 +167,35 @@ class Compiled(Backend):
         mix: Mix = None,
         out: Out = None,
     ) -> Floats:
-        """(h, d) trimmed_mean, median or meamed of each coordinate, after mixing; see `plain.coordinatewise`.
-
-        Weights of a float `mix` beyond ±1 may overflow float64 values near its end;
-        integers and float32 never give NaN.
-        """
         check_index(table, index)
         check_operation(operation, check_mix(mix, *index.shape), f)
-        result = result_array(table, len(index), out)
+        given, result = _int64(index), result_array(table, len(index), out)
         if isinstance(mix, int):
-            return coordinates.nearest_mixed(table, _int64(index), operation, f, mix, result)
-        if mix is not None:
-            mix = _contiguous(mix, np.float64 if mix.dtype.kind == "f" else np.int32)
-        return coordinates.coordinatewise(table, _int64(index), operation, f, mix, result)
+            return coordinates.nearest_mixed(table, given, operation, f, mix, result)
+        if mix is None:
+            return coordinates.coordinatewise(table, given, operation, f, None, 1, result)
+        if mix.dtype.kind == "f":
+            weights = _contiguous(mix, np.float64)
+            return coordinates.coordinatewise(table, given, operation, f, weights, 0, result)
+        k = mix.shape[2]
+        if k == 1:
+            given = _int64(np.take_along_axis(given, mix[:, :, 0].astype(np.int64), axis=1))
+            return coordinates.coordinatewise(table, given, operation, f, None, 1, result)
+        kept = np.zeros((*mix.shape[:2], index.shape[1]), np.bool_)
+        np.put_along_axis(kept, mix.astype(np.int64), True, axis=2)
+        if (kept.sum(axis=2) != k).any():
+            raise ValueError("mix must name k different columns for each mixed row")
+        codes = coordinates.encode(kept)
+        return coordinates.coordinatewise(table, given, operation, f, codes, k, result)
 
     def moments(
         self, table: Floats, index: Integers, mean_factor: Floats, std_factor: Floats, out: Out = None
     ) -> Floats:
-        """(h, d) mean_factor[i] · μ + std_factor[i] · σ per coordinate, over the present rows of index[i]."""
         check_index(table, index, absent=True)
-        rows, h = _int64(index), len(index)
-        means, deviations = (
-            _contiguous(mean_factor, np.float64).reshape(h),
-            _contiguous(std_factor, np.float64).reshape(h),
-        )
-        result = result_array(table, h, out)
-        cut = pool.cut(len(table), h, table.shape[1], table.itemsize)
-
-        def work(begin: int, end: int) -> None:
-            _moments(table, rows, means, deviations, cut, begin, end, result)
-
-        pool.run(work, cut.total, small=result.size * rows.shape[1] < _SMALL)
+        given, h, result = _int64(index), len(index), result_array(table, len(index), out)
+        factors = np.empty((h, 2))
+        factors[:, 0], factors[:, 1] = mean_factor, std_factor
+        rows.moments(table, given, factors, result, small=result.size * index.shape[1] < SMALL_WORK)
         return result
 
     def momentum_step(
@@ -288,7 +207,7 @@ class Compiled(Backend):
         def work(begin: int, end: int) -> None:
             _momentum(x, m, g, factors, begin, end, half)
 
-        pool.run(work, len(x), small=x.size < _SMALL)
+        threads.run(work, len(x), small=x.size < SMALL_WORK)
         return half, m
 
     def column_sums(self, x: Floats, columns: slice, total: Floats, mean: Floats | None = None) -> None:

@@ -1,629 +1,404 @@
-"""Squared distances between rows of the table, in float64: which pairs, in which order, on how many threads.
+"""Squared distances between rows of a table, and the nearest neighbours by them.
 
-Invariants:
-- differences are squared, never a Gram matrix: nothing cancels, however near the rows or huge a forged one.
-  It costs no more: subtraction and multiply-add run on different units of the processor;
-- the sum over d columns has one order, whatever the strategy, the position or the neighbours of a pair: lanes
-  within blocks of columns, blocks within groups, groups; so equal pairs of rows get equal bits;
-- who only asks for neighbours (`neighbours`) gets those of the exact distances: float32 rows are compared in
-  float32 first, twice as fast, and the few pairs of whom that does not tell surely are compared again
-  (`settled`).
+How this works. Let three victims hold rows 0, 1, 2, rows 1, 2, 5 and rows 0, 2, 5 of a table. Of the nine
+pairs that they need only six differ, so `_shared` computes these six once and looks them up for each
+victim. Victims that have few pairs in common, as among 10,000 nodes, are computed one by one
+(`_by_victim`).
 
-Two strategies, chosen by counted cost. *Shared* (`pair_sums`): every pair of rows that many victims hold
-once, columns outermost. *By victim* (`victim_sums`): each victim's pairs on their own.
+Either way pairs are grouped into *tiles*: one row, the anchor, against `WIDTH` others, whose sums stay in
+registers while the columns pass. The pairs (0, 1), (0, 2), (0, 5) are one tile, so row 0 is read once for
+three sums. Columns are copied a piece at a time into scratch, which stays in the cache while all tiles use
+it; `GROUP` columns are the unit that threads share, and the sums of the groups are added in order. So a
+pair's sum has one order of additions, and the same bits, whichever strategy, thread or victim asks for it.
 
-The table is (n, d); the rows n, n + 1, … are those of `extra`, points that are not in it.
+Differences are squared, never a Gram matrix, so nothing cancels. Distances that a caller sees are float64.
+Neighbours of float32 rows are decided by float32 sums, at half the cost, wherever these are far enough
+apart: each is off by less than half of what `MARGIN` allows. Say an anchor keeps two of the distances 0,
+4.0, 4.00001 and 9. Then 0 is surely in and 9 surely out, but the two in the middle may stand in either
+order, so these two, and only these, are computed again in float64 (`_choose`).
+
+`to_points` compares each victim's rows with one point in the same tiles, in float64.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rpel.backend import pool
-from rpel.backend.cache import compiled, inlined
-from rpel.backend.sorting import COLUMNS, EXACT, LEAST, NEARLY, is_larger, nearest, nearest_of
-from rpel.backend.vectors import BLOCK, FULL, TILE, add_pair_sum, add_pair_sums, convert, fetch
+from rpel.backend import threads
+from rpel.backend.compile import VECTOR_BYTES, aligned, compiled, inlined, written
 from rpel.types import Floats, Integers
 
-# columns by size of a number: 180 rows of them stay in half a megabyte of cache
-_BLOCKS = {8: 256, 4: COLUMNS}
-_GROUPS = {
-    8: 1024,
-    4: 2 * COLUMNS,
-}  # columns whose sums are added before they join the total: the unit of parallel work
-_BLOCK, _WHOLE = _BLOCKS[8], _GROUPS[8]
-_SMALL = 1 << 18  # pair-columns below which waking a thread costs more than it saves
-_AT_ONCE = 1 << 18  # pairs of rows that are looked up together
-_NOWHERE = np.zeros((0, 1))  # where no row stands outside the table
+Flags = NDArray[np.bool_]
 
-Slots = NDArray[np.int32]
-"""Pairs of rows (u, u), upper triangle: −1 wanted, then the number of the pair from 1 on; 0 not wanted."""
-
-
-# --- pairs in tiles -----------------------------------------------------------------------------------------
+WIDTH = 8  # rows that are compared with an anchor side by side
+PIECE = (
+    768  # columns whose squares are summed in float32 before float64 takes over, half of it in float64; of 32
+)
+GROUP = 6 * PIECE  # columns of one unit of work
+MARGIN = (
+    1 + 2.1 * (PIECE * 4 // VECTOR_BYTES + 8) * 2.0**-24
+)  # ratio from which two float32 sums are surely in this order
+SMALLEST = 1e-20  # squared distances below may have lost what float32 cannot hold
+MAX_SHARED_ROWS = 340  # of whom a piece stays in the second cache
+SMALL_WORK = 1 << 18  # pairs times columns below which waking a thread costs more than it saves
 
 
-class Cut(NamedTuple):
-    """How many columns are a block, and how many a group of blocks."""
-
-    block: int
-    group: int
+# --- tiles --------------------------------------------------------------------------------------------------
 
 
-def _cut_of(like: Floats) -> Cut:
-    return Cut(_BLOCKS[like.itemsize], _GROUPS[like.itemsize])
+def _write_tile() -> Any:
+    """Write kernel(x, a, members, count, sums, at): sums[at + j] += Σ_c (x[a, c] − x[members[j], c])².
 
-
-class Tiles(NamedTuple):
-    """Pairs of rows to compute: members[first[t] : first[t + 1]] (at most TILE) against anchors[t].
-
-    A row stands for its position in scratch. Where twins[t], tile t + 1 has the same members,
-    and both go together.
+    c < count and j < WIDTH; each sum is of the type of x.
     """
-
-    anchors: Integers
-    first: Integers
-    members: Integers
-    twins: NDArray[np.bool_]
-
-
-def cut_tiles(slot: Slots) -> Tiles:
-    """Cut the pairs marked in slot (u, u), upper triangle, into tiles, and number them there from 1 on."""
-    most = 3 * int(np.count_nonzero(slot)) + 2 * TILE * len(slot)
-    tiles = Tiles(
-        np.empty(most, np.int64),
-        np.empty(most + 1, np.int64),
-        np.empty(most, np.int64),
-        np.zeros(most, np.bool_),
-    )
-    used = int(_cut(slot, tiles))
-    end = tiles.first[used]
-    return Tiles(
-        tiles.anchors[:used].copy(),
-        tiles.first[: used + 1].copy(),
-        tiles.members[:end].copy(),
-        tiles.twins[:used].copy(),
-    )
+    each = range(WIDTH)
+    return written(
+        [
+            "def kernel(x, a, members, count, sums, at):",
+            "    own = x[a]",
+            *(f"    x{j} = x[members[{j}]]; s{j} = x.dtype.type(0)" for j in each),
+            "    for c in range(count):",
+            *(f"        gap{j} = own[c] - x{j}[c]; s{j} += gap{j} * gap{j}" for j in each),
+            *(f"    sums[at + {j}] += s{j}" for j in each),
+        ],
+        fastmath={"reassoc", "contract", "nsz"},
+    )  # fmt: skip  (reassoc: sums in the lanes of vectors)
 
 
-@compiled
-def _cut(slot: Slots, tiles: Tiles) -> int:
-    """Two passes: where a run of rows has many pairs with two anchors, the run stays in cache while anchors
-    pass by, and pairs that nobody wants are computed along; what is left (forged rows, that one victim alone
-    has seen) is gathered around the later row. Slots count from 1.
-    """
-    anchors, first, members, twins = tiles
-    u = len(slot)
-    tile = 0
-    first[0] = 0
-    for start in range(0, u, TILE):
-        high = min(u, start + TILE)
-        for a in range(0, high, 2):
-            low, wanted, both = max(start, a + 1), 0, min(a + 2, high)
-            for anchor in range(a, both):
-                for b in range(low, high):
-                    wanted += slot[anchor, b] < 0
-            if wanted == 0 or wanted * 3 < (both - a) * (high - low) * 2:
-                continue
-            for anchor in range(a, both):
-                place = first[tile]
-                anchors[tile] = anchor
-                for b in range(low, high):
-                    members[place] = b
-                    place += 1
-                    if anchor < b:
-                        slot[anchor, b] = place
-                tile = _end_tile(tiles, tile, place)
-            twins[tile - 2] = both - a == 2
-    for b in range(u):
-        place = first[tile]
-        for a in range(b):
-            if slot[a, b] < 0:
-                anchors[tile] = b
-                members[place] = a
-                place += 1
-                slot[a, b] = place
-                if place - first[tile] == TILE:
-                    tile = _end_tile(tiles, tile, place)
-                    place = first[tile]
-        if place > first[tile]:
-            tile = _end_tile(tiles, tile, place)
-    return tile
+_add_tile = _write_tile()
 
 
 @inlined
-def _end_tile(tiles: Tiles, tile: int, place: int) -> int:
-    """The number of the next tile; this one is filled up with its last member,
-    which costs less than a narrow tile."""
-    while (place - tiles.first[tile]) % FULL:
-        tiles.members[place] = tiles.members[place - 1]
-        place += 1
-    tiles.first[tile + 1] = place
-    return tile + 1
-
-
-def to_first(m: int) -> Tiles:
-    """Row 0 against each of rows 1 … m."""
-    edges = np.append(np.arange(0, m, TILE), m)
-    anchors = np.zeros(len(edges) - 1, np.int64)
-    return Tiles(anchors, edges, np.arange(1, m + 1), np.zeros(len(anchors), np.bool_))
-
-
-@cache
-def all_pairs(m: int) -> tuple[Tiles, Integers]:
-    """Every pair of m rows as tiles, and (m · m,) the place of each pair among their sums;
-    of a row and itself the one behind them."""
-    slot = np.triu(np.full((m, m), -1, np.int32), 1)
-    tiles = cut_tiles(slot)
-    numbers = (slot + slot.T).astype(np.int64) - 1
-    np.fill_diagonal(numbers, len(tiles.members))
-    return tiles, numbers.ravel()
-
-
-# --- sums over tiles ----------------------------------------------------------------------------------------
-
-
-@inlined
-def aligned(size: int, like: Floats) -> Floats:
-    """Room for so many values that begins where a vector, and a line of the cache, begins."""
-    room = np.empty(size + 64 // like.itemsize, like.dtype)
-    skip = -room.ctypes.data % 64 // like.itemsize
-    return room[skip : skip + size]
-
-
-@inlined
-def _add_tiles(
-    x: Floats, stride: int, tiles: Tiles, columns: int, table: Floats, ahead: Integers, at: int, out: Floats
-) -> None:
-    """All tiles of one block, twins together.
-
-    With each tile one of the rows `ahead` is fetched, columns `at` and on: what the next block will read.
-    """
-    anchors, first, members, twins = tiles
-    t, row, pair = 0, 0, np.empty(2, np.int64)
-    while t < len(anchors):
-        if row < len(ahead):
-            fetch(table, ahead[row] * table.shape[1] + at, min(stride, table.shape[1] - at))
-            row += 1
-        start, width = first[t], first[t + 1] - first[t]
-        pair[0] = anchors[t]
-        if twins[t]:
-            pair[1] = anchors[t + 1]
-            add_pair_sums(x, stride, pair, members, start, columns, width, 1, out)
-            t += 2
-        else:
-            add_pair_sums(x, stride, pair, members, start, columns, width, 0, out)
-            t += 1
+def _fill(row: Floats, start: int, count: int, padded: int, target: Floats) -> None:
+    """Copy columns start … start + count − 1 of a row, and zeros up to `padded`."""
+    source = row[start : start + count]
+    for c in range(count):
+        target[c] = source[c]
+    for c in range(count, padded):
+        target[c] = 0
 
 
 @inlined
 def _add_group(
-    table: Floats, extra: Floats, rows: Integers, after: Integers, tiles: Tiles, cut: Cut, group: int,
-    x: Floats, out: Floats,
-) -> None:  # fmt: skip
-    """out[slot] += the pair sums over the columns of one group; the rows `after` come next.
+    table: Floats, rows: Integers, point: Floats, tiles: Integers, group: int, x: Floats, sums: Floats
+) -> None:
+    """Add the squared distances of the tiles' pairs over the columns of one group.
 
-    x is scratch, one block of every row, in whose type differences are squared and a block's lanes summed.
+    Positions in tiles count the rows, and after them the point, if x (scratch) has a place for it.
     """
-    n, d = table.shape
-    for start in range(group * cut.group, (group + 1) * cut.group, cut.block):
-        count = min(cut.block, d - start)
-        if count <= 0:
-            return
-        padded = (count + BLOCK - 1) // BLOCK * BLOCK
-        for position in range(len(rows)):
-            target = position * cut.block
-            if rows[position] < n:
-                convert(table, rows[position] * d + start, count, x, target)
-            else:
-                convert(extra, (rows[position] - n) * d + start, count, x, target)
-            for c in range(count, padded):
-                x[target + c] = 0.0
-        more = start + cut.block < d
-        ahead, at = (rows, start + cut.block) if more else (after, 0)
-        _add_tiles(x, cut.block, tiles, padded, table, ahead, at, out)
+    right = min(table.shape[1], (group + 1) * GROUP)
+    for start in range(group * GROUP, right, x.shape[1]):
+        count = min(x.shape[1], right - start)
+        padded = (count + 15) // 16 * 16
+        for r in range(len(rows)):
+            _fill(table[rows[r]], start, count, padded, x[r])
+        if len(x) > len(rows):
+            _fill(point, start, count, padded, x[len(rows)])
+        for t in range(len(tiles)):
+            _add_tile(x, tiles[t, 0], tiles[t, 1:], padded, sums, t * WIDTH)
 
 
 @compiled
 def _add_groups(
-    table: Floats, extra: Floats, rows: Integers, tiles: Tiles, cut: Cut, origin: int, begin: int, end: int,
-    like: Floats, partial: Floats,
-) -> None:  # fmt: skip
-    """partial[u] = the pair sums of group origin + u, u = begin … end − 1, in the type of `like`.
-
-    Columns outermost: the shared strategy.
-    """
-    x = aligned(len(rows) * cut.block, like)
+    table: Floats, rows: Integers, tiles: Integers, begin: int, end: int, x: Floats, partial: Floats
+) -> None:
+    """partial[u] = the tiles' sums over group u, u = begin … end − 1."""
     for u in range(begin, end):
-        partial[u] = 0.0
-        _add_group(table, extra, rows, rows, tiles, cut, origin + u, x, partial[u])
-
-
-@inlined
-def _add_victim(
-    table: Floats,
-    extra: Floats,
-    rows: Integers,
-    after: Integers,
-    tiles: Tiles,
-    cut: Cut,
-    scratch: Any,
-    sums: Floats,
-) -> None:
-    """sums = the pair sums of one victim's rows; scratch are x (see `_add_group`) and sums of one group."""
-    x, partial = scratch
-    sums[:] = 0.0
-    for group in range((table.shape[1] + cut.group - 1) // cut.group):
-        partial[:] = 0.0
-        _add_group(table, extra, rows, after, tiles, cut, group, x, partial)
-        for slot in range(len(sums)):
-            sums[slot] += partial[slot]
+        partial[u] = 0
+        _add_group(table, rows, table[0], tiles, u, x, partial[u])
 
 
 @compiled
-def _by_victim(
-    table: Floats,
-    extra: Floats,
-    index: Integers,
-    tiles: Tiles,
-    cut: Cut,
-    begin: int,
-    end: int,
-    result: Floats,
-) -> None:
-    """result[i] = the pair sums of the same tiles over the rows index[i], for victims i = begin … end − 1."""
-    scratch = aligned(index.shape[1] * cut.block, result), np.empty(len(tiles.members))
+def _add_victims(
+    table: Floats, index: Integers, points: Floats, which: Integers, tiles: Integers, places: Integers,
+    begin: int, end: int, x: Floats, sums: Floats, result: Floats,
+) -> None:  # fmt: skip
+    """result[i, j] = sum places[j] of the tiles over the rows index[i] and the point which[i]."""
     for i in range(begin, end):
-        _add_victim(table, extra, index[i], index[min(i + 1, end - 1)], tiles, cut, scratch, result[i])
+        sums[1] = 0
+        for group in range((table.shape[1] + GROUP - 1) // GROUP):
+            sums[0] = 0
+            _add_group(table, index[i], points[which[i]], tiles, group, x, sums[0])
+            for s in range(sums.shape[1]):
+                sums[1, s] += sums[0, s]
+        for j in range(len(places)):
+            result[i, j] = sums[1, places[j]]
 
 
-@compiled
-def _among_by_victim(
-    table: Floats,
-    index: Integers,
-    tiles: Tiles,
-    numbers: Integers,
-    cut: Cut,
-    begin: int,
-    end: int,
-    like: Floats,
-    result: Floats,
-) -> None:
-    """result[i] (m, m) = all distances among the rows index[i], i = begin … end − 1, squared in the type of
-    `like`; tiles and numbers are those of `all_pairs`."""
-    m, slots = index.shape[1], len(tiles.members) + 1  # nothing is ever added to the last
-    scratch, sums = (aligned(m * cut.block, like), np.empty(slots)), np.empty(slots)
-    for i in range(begin, end):
-        _add_victim(table, result[i], index[i], index[min(i + 1, end - 1)], tiles, cut, scratch, sums)
-        values = result[i].reshape(-1)
-        for pair in range(len(numbers)):  # in the order of the result: a gather
-            values[pair] = sums[numbers[pair]]
+def _scratch(rows: int, dtype: Any) -> Floats:
+    return aligned(rows, PIECE * 4 // np.dtype(dtype).itemsize, dtype)
 
 
-def pair_sums(table: Floats, extra: Floats, rows: Integers, tiles: Tiles, like: Floats = _NOWHERE) -> Floats:
-    """(slots,) the squared distances of the tiles' pairs among the rows, columns outermost,
-    in the type of `like`.
+# --- distances within each victim's rows --------------------------------------------------------------------
 
-    >>> pair_sums(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32), np.zeros((0, 1)), np.array([0, 1]),
-    ...     to_first(1))
-    array([25.])
+
+class Shared(NamedTuple):
+    """The pairs that all victims need: rows (u,), tiles of positions in them, the sum of each pair (u, u)."""
+
+    rows: Integers
+    tiles: Integers
+    slot: Integers
+    local: Integers  # (h, m) the index in positions
+
+
+def squared_distances(table: Floats, index: Integers, dtype: Any = np.float64) -> Floats:
+    """(h, m, m) Squared distances among each victim's rows, squared and summed in a dtype.
+
+    >>> squared_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
+    array([[[ 0., 25.],
+            [25.,  0.]]])
     """
-    d = table.shape[1]
-    cut = _cut_of(like)
-    groups = -(-d // cut.group)
-    slots = len(tiles.members)
-    wave = max(pool.threads(), min(groups, table.nbytes // 40 // (8 * slots + 8)))
-    partial = np.empty((min(wave, groups), slots))
-    total = np.zeros(slots)
-    for origin in range(0, groups, wave):
-        count = min(wave, groups - origin)
+    (h, m), d = index.shape, table.shape[1]
+    shared = shared_pairs(index, len(table))
+    if shared is None:
+        result = np.empty((h, m, m))
 
-        def work(begin: int, end: int, origin: int = origin) -> None:
-            _add_groups(table, extra, rows, tiles, cut, origin, begin, end, like, partial)
+        def some(begin: int, end: int) -> None:
+            by_victim(table, index[begin:end], dtype, result[begin:end])
 
-        pool.run(work, count, small=slots * d < _SMALL)
-        for u in range(count):
-            total += partial[u]
-    return total
-
-
-def victim_sums(table: Floats, extra: Floats, index: Integers, tiles: Tiles) -> Floats:
-    """(h, slots) the same tiles, with positions into index[i], for every victim.
-
-    >>> victim_sums(np.array([[0.0, 0.0], [3.0, 4.0]]), np.zeros((0, 1)), np.array([[0, 1], [1, 1]]),
-    ...     to_first(1))
-    array([[25.], [ 0.]])
-    """
-    result = np.empty((len(index), len(tiles.members)))
-
-    def work(begin: int, end: int) -> None:
-        _by_victim(table, extra, index, tiles, _cut_of(_NOWHERE), begin, end, result)
-
-    pool.run(work, len(index), small=result.size * table.shape[1] < _SMALL)
-    return result
-
-
-# --- which strategy -----------------------------------------------------------------------------------------
-
-
-def _some(index: Integers) -> Iterator[slice]:
-    """Victims whose pairs of rows are there at once."""
-    step = max(1, _AT_ONCE // index.shape[1] ** 2)
-    return (slice(first, first + step) for first in range(0, len(index), step))
-
-
-def _mark(index: Integers, slot: Slots) -> None:
-    """−1 in the upper triangle for each pair of different rows that some victim holds."""
-    for some in _some(index):
-        rows, others = index[some, :, None], index[some, None]
-        slot[np.minimum(rows, others), np.maximum(rows, others)] = -1
-    np.fill_diagonal(slot, 0)
-
-
-def _scatter(total: Floats, slot: Slots, index: Integers, result: Floats) -> None:
-    """result[i, a, b] from the slot of rows index[i, a], index[i, b]; 0 where both are the same row."""
-    values = np.append(total, 0.0)  # slot 0, a row and itself, finds the 0
-    for some in _some(index):
-        rows, others = index[some, :, None], index[some, None]
-        result[some] = values[slot[np.minimum(rows, others), np.maximum(rows, others)] - 1]
-
-
-def _distinct(index: Integers, n: int) -> tuple[Integers, Integers]:
-    """The rows that occur, ascending, and the index in their numbering (an absent −1 becomes any of them)."""
-    used = np.zeros(n, np.bool_)
-    used[index[index >= 0]] = True
-    return np.flatnonzero(used), (np.cumsum(used) - 1)[index]
-
-
-def _fits(table: Floats, rows: int) -> bool:
-    """Whether one block of so many rows in float64, per thread, is a small part of the table."""
-    return 8 * _BLOCKS[8] * rows * pool.threads() <= max(table.nbytes // 25, 1 << 22)
-
-
-def _pairs_fit(table: Floats, rows: int) -> bool:
-    """Whether the numbers of all their pairs are, too."""
-    return 4 * rows * rows <= max(table.nbytes // 25, 1 << 22) and _fits(table, rows)
-
-
-def _shared_pairs(table: Floats, u: int, compact: Integers) -> Slots | None:
-    """The pairs that occur, marked −1 in (u, u),
-    or None where computing them by victim is cheaper or smaller."""
-    h, m = compact.shape
-    if not _pairs_fit(table, u):
-        return None
-    slot = np.zeros((u, u), np.int32)
-    _mark(compact, slot)
-    units = min(4, -(-table.shape[1] // _WHOLE))
-    shared = (int(np.count_nonzero(slot)) + u) / units
-    alone = h * (m * (m - 1) // 2 + m) / min(4, h)
-    return slot if shared <= alone else None
-
-
-def are_shared(table: Floats, index: Integers) -> bool:
-    """Whether so many victims hold the same pairs of rows that these are computed once for all.
-
-    >>> are_shared(np.zeros((2, 1)), np.array([[0, 1]] * 9))
-    True
-    """
-    rows, compact = _distinct(index, len(table))
-    return _shared_pairs(table, len(rows), compact) is not None
-
-
-def among(table: Floats, index: Integers, like: Floats = _NOWHERE) -> Floats:
-    """(h, m, m) squared distances among each victim's rows, squared in the type of `like`: exact in float64,
-    else off by less than `sorting.NEARLY` allows.
-
-    >>> among(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]))
-    array([[[ 0., 25.], [25.,  0.]]])
-    """
-    h, m = index.shape
-    result = np.empty((h, m, m))
-    rows, compact = _distinct(index, len(table))
-    slot = _shared_pairs(table, len(rows), compact)
-    if slot is not None:
-        tiles = cut_tiles(slot)
-        _scatter(pair_sums(table, _NOWHERE, rows, tiles, like), slot, compact, result)
+        threads.run(some, h, small=result.size * d < 2 * SMALL_WORK)
         return result
-    tiles, numbers = all_pairs(m)
+    rows, tiles, slot, local = shared
+    partial = np.empty((-(-d // GROUP), len(tiles) * WIDTH + 1))  # nothing is added to the last
 
     def work(begin: int, end: int) -> None:
-        _among_by_victim(table, index, tiles, numbers, _cut_of(like), begin, end, like, result)
+        _add_groups(table, rows, tiles, begin, end, _scratch(len(rows), dtype), partial)
 
-    pool.run(work, h, small=result.size * table.shape[1] < 2 * _SMALL)
+    threads.run(work, len(partial), small=partial.shape[1] * d < SMALL_WORK)
+    total = np.zeros(partial.shape[1])
+    for sums in partial:
+        total += sums
+    found: Floats = total[slot[local[:, :, None], local[:, None]]]
+    return found
+
+
+def by_victim(table: Floats, index: Integers, dtype: Any, result: Floats) -> None:
+    """Compute result (h, m, m), each victim by itself, in this thread."""
+    h, m = index.shape
+    tiles, slot = _all_pairs(m)
+    sums, none = np.empty((2, len(tiles) * WIDTH + 1)), np.zeros(h, np.int64)
+    _add_victims(
+        table, index, table, none, tiles, slot.ravel(), 0, h, _scratch(m, dtype), sums, result.reshape(h, -1)
+    )
+
+
+@cache
+def _all_pairs(m: int) -> tuple[Integers, Integers]:
+    """Return tiles of all pairs of m rows, and (m, m) the sum that belongs to each pair.
+
+    Each row meets the half of the others that follows it in a circle, which leaves fewer places of tiles
+    empty than a triangle. Members change last, so that the next anchor meets the same rows.
+    """
+    chunks = max(1, -(-(m // 2) // WIDTH))
+    anchors = np.tile(np.arange(m), chunks)
+    first = np.repeat(np.arange(chunks), m) * WIDTH + 1
+    tiles = np.column_stack([anchors, (anchors[:, None] + first[:, None] + np.arange(WIDTH)) % m])
+    slot = np.full((m, m), -1)
+    slot[anchors[:, None], tiles[:, 1:]] = np.arange(len(tiles) * WIDTH).reshape(-1, WIDTH)
+    slot = np.where((slot < 0) | (np.tri(m, dtype=bool) & (slot.T >= 0)), slot.T, slot)
+    np.fill_diagonal(slot, len(tiles) * WIDTH)
+    return tiles, slot
+
+
+def shared_pairs(index: Integers, n: int) -> Shared | None:
+    """Return the pairs that occur if computing them once is cheaper than victim by victim, else None."""
+    used = np.zeros(n, np.bool_)
+    used[index] = True
+    rows, (h, m) = np.flatnonzero(used), index.shape
+    u = len(rows)
+    if u > MAX_SHARED_ROWS or u * u > 8 * h * m * m:
+        return None
+    local = (np.cumsum(used) - 1)[index]
+    wanted = np.zeros((u, u), np.bool_)
+    wanted[local[:, :, None], local[:, None]] = True
+    wanted = np.triu(wanted, 1)
+    tiles = np.empty((wanted.sum() + u * (u // WIDTH + 2), 1 + WIDTH), np.int64)
+    slot = np.full((u, u), -1)
+    tiles = tiles[: _cut(wanted, tiles, slot)]
+    slot[slot < 0] = len(tiles) * WIDTH
+    return Shared(rows, tiles, slot, local) if len(tiles) <= h * len(_all_pairs(m)[0]) else None
+
+
+@compiled
+def _cut(wanted: Flags, tiles: Integers, slot: Integers) -> int:
+    """Cut the wanted pairs (u, u), upper triangle, into tiles, number their sums, and count the tiles.
+
+    A run of rows most of which an anchor needs is one tile, and stays in the cache while anchors pass. The
+    pairs that are left, such as those of rows forged for one victim, are gathered around the later row.
+    """
+    u, t = len(wanted), 0
+    for start in range(0, u, WIDTH):
+        stop = min(u, start + WIDTH)
+        for a in range(stop):
+            first, many = max(start, a + 1), 0
+            for b in range(first, stop):
+                many += wanted[a, b]
+            if 2 * many > stop - first:
+                tiles[t, 0] = a
+                for j in range(WIDTH):
+                    b = min(start + j, u - 1)
+                    tiles[t, 1 + j] = b
+                    if start + j < stop and b > a:
+                        slot[a, b] = slot[b, a] = t * WIDTH + j
+                        wanted[a, b] = False
+                t += 1
+    for b in range(u):
+        j = 0
+        for a in range(b):
+            if wanted[a, b]:
+                tiles[t, 0] = b
+                tiles[t, 1 + j :] = a
+                slot[a, b] = slot[b, a] = t * WIDTH + j
+                j += 1
+                if j == WIDTH:
+                    t, j = t + 1, 0
+        t += j > 0
+    return t
+
+
+# --- distances to a point -----------------------------------------------------------------------------------
+
+
+def to_points(table: Floats, index: Integers, points: Floats, which: Integers) -> Floats:
+    """(h, m) Squared distances of each victim's rows to the point which[i] of points, in float64; no −1.
+
+    >>> to_points(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0, 1]]), np.zeros((1, 2)), np.array([0]))
+    array([[ 0., 25.]])
+    """
+    (h, m), d = index.shape, table.shape[1]
+    result, members = np.empty((h, m)), np.minimum(np.arange(-(-m // WIDTH) * WIDTH), m - 1)
+    tiles = np.insert(members.reshape(-1, WIDTH), 0, m, axis=1)
+
+    def work(begin: int, end: int) -> None:
+        x, sums = _scratch(m + 1, np.float64), np.empty((2, len(members)))
+        _add_victims(table, index, points, which, tiles, np.arange(m), begin, end, x, sums, result)
+
+    threads.run(work, h, small=result.size * d < SMALL_WORK)
     return result
 
 
 def to_point(table: Floats, index: Integers, point: Floats) -> Floats:
-    """(h, m) squared distances of the rows to one point; each row once, however many victims hold it.
-
-    >>> to_point(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[1, 0, -1]]), np.zeros(2))
-    array([[25.,  0.,  0.]])
-    """
-    rows, compact = _distinct(index, len(table))
-    if len(rows) == 0:
-        return np.zeros(index.shape)
-    few = _fits(table, len(rows)) and table.shape[1] > _WHOLE
-    together = len(rows) if few else 4 * TILE
-    padded = np.resize(rows, (-(-len(rows) // together), together))
-    local, tiles = np.insert(padded, 0, len(table), axis=1), to_first(together)
-    if few:
-        values = pair_sums(table, point[None], local[0], tiles)
-    else:
-        values = victim_sums(table, point[None], local, tiles).ravel()
-    return np.where(index < 0, 0.0, values[compact])
-
-
-def to_rows(table: Floats, index: Integers, origin: Integers, extra: Floats = _NOWHERE) -> Floats:
-    """(h, m) squared distances of each victim's rows to the row origin[i].
-
-    >>> to_rows(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[1, 0, -1]]), np.array([1]))
-    array([[ 0., 25.,  0.]])
-    """
-    local = np.column_stack([origin, np.where(index < 0, origin[:, None], index)])
-    rows, compact = _distinct(local, len(table) + len(extra))
-    if table.shape[1] <= _WHOLE or not _pairs_fit(table, len(rows)):
-        return np.where(index < 0, 0.0, victim_sums(table, extra, local, to_first(index.shape[1])))
-    low, high = np.minimum(compact[:, :1], compact[:, 1:]), np.maximum(compact[:, :1], compact[:, 1:])
-    slot = np.zeros((len(rows), len(rows)), np.int32)
-    slot[low, high] = np.where(low != high, -1, 0)
-    # slot 0, a row and itself, finds the 0
-    total = np.append(pair_sums(table, extra, rows, cut_tiles(slot)), 0.0)
-    return total[slot[low, high] - 1]
+    """(h, m) Squared distances of rows to one point, each row once, however many victims hold it; no −1."""
+    used = np.zeros(len(table), np.bool_)
+    used[index] = True
+    rows = np.flatnonzero(used)
+    padded = np.resize(rows, (-(-len(rows) // (2 * WIDTH)), 2 * WIDTH))
+    values = to_points(table, padded, point[None], np.zeros(len(padded), np.int64)).ravel()
+    found: Floats = values[(np.cumsum(used) - 1)[index]]
+    return found
 
 
 # --- neighbours ---------------------------------------------------------------------------------------------
 
 
+def _exact_distance(table: Floats, a: int, b: int) -> float:
+    """Compute the squared distance of two rows in float64."""
+    total = 0.0
+    for c in range(table.shape[1]):
+        gap = np.float64(table[a, c]) - np.float64(table[b, c])
+        total += gap * gap
+    return total
+
+
+_exact = inlined(_exact_distance, fastmath={"reassoc", "contract", "nsz"})
+
+
 @compiled
-def exact(table: Floats, a: int, b: int, x: Floats, sums: Floats) -> float:
-    """The squared distance of two rows in float64, in the order of all sums; x (2 · _BLOCK,) and sums (2,):
-    scratch."""
-    d = table.shape[1]
-    sums[:] = 0.0
-    for start in range(0, d, _BLOCK):
-        count = min(_BLOCK, d - start)
-        for c in range(count):
-            x[c] = table[a, start + c]
-            x[_BLOCK + c] = table[b, start + c]
-        x[count:_BLOCK] = 0.0
-        x[_BLOCK + count :] = 0.0
-        add_pair_sum(x, _BLOCK, _BLOCK, sums)
-        if (start + _BLOCK) % _WHOLE == 0 or start + _BLOCK >= d:
-            sums[1] += sums[0]
-            sums[0] = 0.0
-    return float(sums[1])
+def _choose(
+    table: Floats, index: Integers, squared: Floats, order: Floats, k: int, margin: float, kept: Flags
+) -> None:
+    """kept[i, a, j] = whether column j is among the k nearest of a; ties go to the lower column.
 
-
-Known = dict[tuple[int, int], float]
-"""Exact distances of pairs of rows, the lower row first."""
-
-
-def settled(
-    table: Floats, rows: Integers, distances: Floats, k: int, factor: float, known: Known | None = None
-) -> Slots:
-    """(m, k) the neighbours of one victim as exact distances have them, from such (m, m) as are known but for
-    a share of factor − 1: only those are computed on which it depends, near the edge between kept and
-    dropped, and only those that no other victim needed before.
-
-    >>> table = np.array([[0.0], [1.0], [-1.0 - 1e-6]], np.float32)
-    >>> about = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 4.0], [1.0, 4.0, 0.0]])
-    >>> settled(table, np.array([0, 2, 1]), about, 2, NEARLY).tolist()
-    [[0, 2], [0, 1], [0, 2]]
+    order is `squared`, sorted. squared is known but for a share of margin − 1, and may be changed; at margin
+    1 it is taken as it is.
     """
-    own = np.eye(len(rows), dtype=bool)
-    row = np.where(own, -1.0, distances)
-    order = np.sort(row, axis=1)
-    last, after = np.maximum(order[:, k - 1, None], 0.0), order[:, k, None]
-    within = own | ((after > row * factor) & (after > LEAST) & (after < np.inf))
-    beyond = (row > last * factor) & (row > LEAST) & (row < np.inf)
-    value, x, sums = np.where(within, -1.0, np.inf), np.empty(2 * _BLOCK), np.empty(2)
-    known = {} if known is None else known
-    for anchor, j in np.argwhere(~within & ~beyond).tolist():
-        pair = min(rows[anchor], rows[j]), max(rows[anchor], rows[j])
-        if pair not in known:
-            known[pair] = exact(table, *pair, x, sums)
-        value[anchor, j] = known[pair]
-    nearest_first = np.argsort(value, axis=1, kind="stable")[:, :k]
-    return np.sort(nearest_first, axis=1).astype(np.int32)
-
-
-@compiled
-def settle(
-    table: Floats, index: Integers, distances: Floats, k: int, factor: float, sure: NDArray[np.bool_],
-    kept: Slots,
-) -> None:  # fmt: skip
-    """kept[i, anchor] where that is not sure, as exact distances have it: see `settled`, its plain twin."""
-    m = distances.shape[1]
-    row, place = np.empty(m), np.empty(m, np.int64)
-    x, sums = np.empty(2 * _BLOCK), np.empty(2)
-    for i in range(len(sure)):
-        for anchor in range(m):
-            if sure[i, anchor]:
+    h, m = index.shape
+    for i in range(h):
+        for a in range(m):
+            row, last, after = squared[i, a], order[i, a, k - 1], order[i, a, k]
+            for j in range(m):
+                kept[i, a, j] = row[j] <= last
+            if after > last * margin and (margin == 1 or SMALLEST < after < np.inf):
                 continue
+            if margin > 1:
+                _settle(table, index[i], a, row, last / margin, after * margin)
             for j in range(m):
-                row[j] = -1.0 if j == anchor else distances[i, anchor, j]
-            _order(row, place)
-            last, after = 0.0, 0.0
-            for j in range(m):
-                last = max(row[j], 0.0) if place[j] == k - 1 else last
-                after = row[j] if place[j] == k else after
-            for j in range(m):
-                if j == anchor or is_larger(after, row[j], factor):
-                    row[j] = -1.0
-                elif is_larger(row[j], last, factor):
-                    row[j] = np.inf
-                else:
-                    row[j] = exact(table, index[i, anchor], index[i, j], x, sums)
-            _order(row, place)
-            listed = 0
-            for j in range(m):
-                if place[j] < k:
-                    kept[i, anchor, listed] = j
-                    listed += 1
+                before = 0
+                for q in range(m):
+                    before += row[q] < row[j] or (row[q] == row[j] and q < j)
+                kept[i, a, j] = before < k
 
 
 @inlined
-def _order(row: Floats, place: NDArray[np.int64]) -> None:
-    """The place of each value in order of (value, column)."""
-    for j in range(len(row)):
-        before = 0
-        for q in range(len(row)):
-            before += row[q] < row[j] or (row[q] == row[j] and q < j)
-        place[j] = before
+def _settle(table: Floats, rows: Integers, a: int, row: Floats, low: float, high: float) -> None:
+    """Replace distances from low to high by exact ones, those below by −1, those above by ∞."""
+    if low <= SMALLEST or not high < np.inf:  # float32 underflowed or overflowed
+        low, high = min(low, 0.0), max(high, 2 * SMALLEST)
+    who, alike = -1, True
+    for j in range(len(rows)):
+        if low <= row[j] <= high:
+            who = rows[j] if who < 0 else who
+            alike &= rows[j] == who
+    for j in range(len(rows)):
+        if row[j] < low:
+            row[j] = -1.0
+        elif row[j] > high:
+            row[j] = np.inf
+        else:  # one row several times is at one distance, whatever that is
+            row[j] = 0.0 if alike else _exact(table, rows[a], rows[j])
 
 
-@compiled
-def _neighbours(
-    table: Floats, index: Integers, tiles: Tiles, numbers: Integers, cut: Cut, k: int, like: Floats,
-    factor: float, kept: Slots, sure: NDArray[np.bool_],
-) -> None:  # fmt: skip
-    h, m = index.shape
-    squared = np.empty((h, m, m))
-    _among_by_victim(table, index, tiles, numbers, cut, 0, h, like, squared)
-    nearest_of(squared, index, k, factor, 0, h, kept, sure)
-    settle(table, index, squared, k, factor, sure, kept)
-
-
-def neighbours_of(table: Floats, index: Integers, k: int, kept: NDArray[np.int32]) -> None:
-    """kept[i] (m, k) = for every row of a few victims the k nearest, in this thread.
-
-    >>> kept = np.empty((1, 2, 1), np.int32); neighbours_of(np.array([[0.0], [2.0]]), np.array([[0, 1]]), 1,
-    ...     kept)
-    >>> kept.tolist()
-    [[[0], [1]]]
-    """
-    pairs, sure = all_pairs(index.shape[1]), np.empty(index.shape, np.bool_)
-    factor = EXACT if table.dtype == np.float64 else NEARLY
-    _neighbours(table, index, *pairs, _cut_of(table), k, table[:0], factor, kept, sure)
-
-
-def neighbours(table: Floats, index: Integers, k: int) -> NDArray[np.int32]:
-    """(h, m, k) for every row of each victim the k nearest of its rows, as their exact distances have them.
-
-    >>> neighbours(np.array([[0.0], [2.0], [3.0]], np.float32), np.array([[0, 1, 2]]), 2).tolist()
-    [[[0, 1], [1, 2], [1, 2]]]
-    """
-    if table.dtype == np.float64:
-        return nearest(among(table, index), index, k)[0]
-    squared = among(table, index, table[:0])
-    kept, sure = nearest(squared, index, k, NEARLY)
-    open_, known = np.flatnonzero(~sure.all(axis=1)), Known()
-
-    def work(begin: int, end: int) -> None:
-        for i in open_[begin:end]:
-            kept[i] = settled(table, index[i], squared[i], k, NEARLY, known)
-
-    pool.run(work, len(open_), small=len(open_) * table.shape[1] < _SMALL)
+def keep_nearest(table: Floats, index: Integers, squared: Floats, k: int, margin: float) -> Flags:
+    """(h, m, m) Mark the k columns nearest to each, itself among them, in this thread; squared is spent."""
+    each = np.arange(index.shape[1])
+    squared[:, each, each] = -1.0
+    kept = np.ones(squared.shape, np.bool_)
+    if k < len(each):
+        _choose(table, index, squared, np.sort(squared, axis=2), k, margin, kept)
     return kept
 
 
-def prepare(dtype: Any) -> None:
-    """Compile, or load from disk, the shared strategy for neighbours now, which a single victim has, too.
+def neighbours(table: Floats, index: Integers, k: int, alone: bool = False) -> Flags:
+    """(h, m, m) Mark the k rows nearest to each row, as exact distances have them.
 
-    >>> prepare(np.float32)
+    Args:
+        table: (n, d).
+        index: (h, m), without −1.
+        k: how many are kept of each victim's rows, the row itself among them.
+        alone: compute victim by victim, in this thread.
+
+    >>> neighbours(np.array([[0.0], [2.0], [3.0]], np.float32), np.array([[0, 1, 2]]), 2).astype(int).tolist()
+    [[[1, 1, 0], [0, 1, 1], [0, 1, 1]]]
     """
-    table = np.zeros((2, 1), dtype)
-    among(table, np.array([[0, 1]]), table)
+    (h, m), margin = index.shape, MARGIN if table.dtype == np.float32 else 1.0
+    if alone:
+        squared = np.empty((h, m, m))
+        by_victim(table, index, table.dtype, squared)
+        return keep_nearest(table, index, squared, k, margin)
+    squared, kept = squared_distances(table, index, table.dtype), np.empty((h, m, m), np.bool_)
+
+    def work(begin: int, end: int) -> None:
+        some = slice(begin, end)
+        kept[some] = keep_nearest(table, index[some], squared[some], k, margin)
+
+    threads.run(work, h, small=squared.size < SMALL_WORK)
+    return kept
+
+
+def nearest(squared: Floats, k: int) -> NDArray[np.int32]:
+    """(h, m, k) Return the k columns nearest to each, ascending, given distances (h, m, m) as they are."""
+    h, m, _ = squared.shape
+    no_table, kept = np.empty((0, 0)), np.empty((h, m, k), np.int32)
+
+    def work(begin: int, end: int) -> None:
+        index, values = (
+            np.zeros((end - begin, m), np.int64),
+            np.array(squared[begin:end], np.float64, order="C"),
+        )
+        marks = keep_nearest(no_table, index, values, k, 1.0)
+        kept[begin:end] = np.nonzero(marks)[2].reshape(-1, m, k)
+
+    threads.run(work, h, small=squared.size < SMALL_WORK)
+    return kept

@@ -14,8 +14,8 @@ import numpy as np
 from rpel import data, models
 from rpel.attacks import Poison
 from rpel.backend.base import Backend, backend
-from rpel.backend.devices import free_memory as free_device_memory
-from rpel.backend.devices import sharing
+from rpel.backend.chunks import free_memory as free_device_memory
+from rpel.backend.chunks import sharing
 from rpel.data import Dataset
 from rpel.learning import MomentumSGD
 from rpel.optim import OptimizerSteps, local_steps
@@ -40,8 +40,8 @@ def build_backend(spec: Spec, local_rank: int = 0) -> Backend:
     ValueError where it is not."""
     if spec.backend != "torch":
         return backend(spec.backend)
-    from rpel.backend.devices import local_device, missing
-    from rpel.backend.torch import Torch
+    from rpel.backend.chunks import local_device, missing
+    from rpel.backend.tensors import Torch
 
     device = local_device(spec.device, local_rank)
     if (why := missing(device)) is not None:

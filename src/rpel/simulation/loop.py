@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.algorithm import State
-from rpel.backend.pool import threads
+from rpel.backend.threads import threads
 from rpel.errors import BudgetSpentError
 from rpel.processes import Stop
 from rpel.record import OWN

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from rpel.backend.pool import threads
+from rpel.backend.threads import threads
 from rpel.processes import Stop
 from rpel.record import parse_seeds
 from rpel.runs import run as finished

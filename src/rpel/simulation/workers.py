@@ -27,9 +27,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from rpel.backend.devices import local_device, missing, sharing
-from rpel.backend.one_thread import one_torch_thread
-from rpel.backend.pool import set_threads, threads
+from rpel.backend.chunks import local_device, missing, sharing
+from rpel.backend.threads import one_torch_thread, set_threads, threads
 from rpel.errors import BudgetSpentError
 from rpel.processes import Child, Children, Stop
 from rpel.record import parse_seeds

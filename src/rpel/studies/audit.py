@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from rpel import auditing
-from rpel.backend.one_thread import one_torch_thread
+from rpel.backend.threads import one_torch_thread
 from rpel.data import Dataset
 from rpel.randomness import stream
 from rpel.record import OWN

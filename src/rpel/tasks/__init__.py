@@ -6,7 +6,7 @@ network, loss and data fit together, `private` clipped and noisy gradients. `eng
 computes; `native` has hand-written convolutions for networks of the paper's form.
 """
 
-from rpel.backend.one_thread import one_torch_thread
+from rpel.backend.threads import one_torch_thread
 from rpel.data import Dataset
 from rpel.tasks.engines import Engine
 from rpel.tasks.examples import Trigger

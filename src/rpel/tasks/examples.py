@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rpel.backend.pool import run
+from rpel.backend.threads import run
 from rpel.data import Dataset, Virtual, trees
 from rpel.randomness import draws, stream
 from rpel.tasks.engines.engine import lend, tensor, wide

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel.backend.one_thread import share
+from rpel.backend.threads import share
 from rpel.data import Dataset, trees
 from rpel.models import Factory, flatten, initialised, parameter_count, shapes
 from rpel.randomness import draws

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rpel.backend.cache import compiled
+from rpel.backend.compile import compiled
 from rpel.tasks.engines.dropout import altered
 from rpel.tasks.engines.engine import Engine, Loss, Probe, clip_factors, lend, wide
 from rpel.types import Integers

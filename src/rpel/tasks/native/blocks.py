@@ -26,8 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rpel.backend.cache import compiled, inlined
-from rpel.backend.vectors import (
+from rpel.backend.compile import compiled, inlined
+from rpel.tasks.engines.autograd import AutogradEngine
+from rpel.tasks.engines.dropout import Dropout, altered, dropout_mask
+from rpel.tasks.engines.engine import Loss, Probe
+from rpel.tasks.native.vectors import (
     Builder,
     add_product,
     cgutils,
@@ -39,9 +42,6 @@ from rpel.backend.vectors import (
     vector_of,
     zero,
 )
-from rpel.tasks.engines.autograd import AutogradEngine
-from rpel.tasks.engines.dropout import Dropout, altered, dropout_mask
-from rpel.tasks.engines.engine import Loss, Probe
 from rpel.tasks.native.winograd import (
     FEWEST,
     LANES,

@@ -19,8 +19,8 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from rpel.backend.cache import compiled, inlined
-from rpel.backend.vectors import (
+from rpel.backend.compile import compiled, inlined
+from rpel.tasks.native.vectors import (
     BLOCK,
     WIDE,
     Builder,

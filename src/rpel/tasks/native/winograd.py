@@ -25,8 +25,8 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from rpel.backend.cache import compiled, inlined
-from rpel.backend.vectors import (
+from rpel.backend.compile import compiled, inlined
+from rpel.tasks.native.vectors import (
     BLOCK,
     WIDE,
     Builder,

@@ -1,4 +1,4 @@
-"""Who computes: a fixed list of units of work, taken in turn by the caller and a few helpers.
+"""Threads: a fixed list of units of work, taken in turn by the caller and a few helpers.
 
 Invariants:
 - units are fixed by the shapes alone, and each writes its own part of the result: so the number of threads,
@@ -6,30 +6,36 @@ Invariants:
 - the caller works too and never waits for a helper that has not begun,
   so concurrent calls cannot block each other;
 - after a fork the child starts its own helpers.
+
+`share` runs work of torch on the same threads, each with torch held to one: faster than torch's own threads
+on small products, and independent of their number.
 """
 
 import itertools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from rpel.processes import cores
 
-_SECOND_CACHE = 512 << 10  # bytes per core; right or wrong, only the speed depends on it
-_UNITS = 64  # wanted at least, so that all threads stay busy
-_SHARES = 8  # pieces per thread: small enough to even out a disturbed core, large enough to cost nothing
+SECOND_CACHE = 512 << 10  # bytes per core; right or wrong, only the speed depends on it
+MIN_UNITS = 64  # wanted at least, so that all threads stay busy
+PIECES_PER_THREAD = (
+    8  # pieces per thread: small enough to even out a disturbed core, large enough to cost nothing
+)
 
 
-class _Crew:
+class _Helpers:
     """The helpers of this process and how many threads may work on one call."""
 
     def __init__(self) -> None:
         self.size = cores()
         self.pool: ThreadPoolExecutor | None = None
 
-    def helpers(self) -> ThreadPoolExecutor:
+    def executor(self) -> ThreadPoolExecutor:
         if self.pool is None:
             self.pool = ThreadPoolExecutor(max(1, self.size - 1), thread_name_prefix="rpel-kernels")
         return self.pool
@@ -38,9 +44,9 @@ class _Crew:
         self.pool = None
 
 
-_crew = _Crew()
+_helpers = _Helpers()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_crew.forget)
+    os.register_at_fork(after_in_child=_helpers.forget)
 
 
 def threads() -> int:
@@ -49,7 +55,7 @@ def threads() -> int:
     >>> threads() >= 1
     True
     """
-    return _crew.size
+    return _helpers.size
 
 
 def set_threads(count: int) -> None:
@@ -60,8 +66,8 @@ def set_threads(count: int) -> None:
     """
     if count < 1:
         raise ValueError(f"threads must be at least 1, not {count}")
-    if count != _crew.size:
-        pool, _crew.pool, _crew.size = _crew.pool, None, count
+    if count != _helpers.size:
+        pool, _helpers.pool, _helpers.size = _helpers.pool, None, count
         if pool is not None:
             pool.shutdown(wait=False)
 
@@ -85,10 +91,10 @@ def cut(n: int, h: int, d: int, itemsize: int) -> Units:
     >>> cut(n=180, h=90, d=176_050, itemsize=4), cut(n=20_000, h=9_000, d=650, itemsize=4)
     (Units(columns=512, chunk=90, total=344), Units(columns=4096, chunk=140, total=65))
     """
-    fitting = _SECOND_CACHE // 2 // max(1, n * itemsize)
+    fitting = SECOND_CACHE // 2 // max(1, n * itemsize)
     columns = max(512, min(4096, fitting // 128 * 128)) if fitting >= 64 else 4096
     blocks = -(-d // columns)
-    chunk = max(1, min(h, h * blocks // _UNITS))
+    chunk = max(1, min(h, h * blocks // MIN_UNITS))
     return Units(columns, chunk, blocks * -(-h // chunk))
 
 
@@ -104,7 +110,7 @@ def run(work: Callable[[int, int], None], units: int, small: bool = False) -> No
         if units:
             work(0, units)
         return
-    pieces = min(units, size * _SHARES)
+    pieces = min(units, size * PIECES_PER_THREAD)
     edges = [units * p // pieces for p in range(pieces + 1)]
     turns = itertools.count()
 
@@ -115,7 +121,7 @@ def run(work: Callable[[int, int], None], units: int, small: bool = False) -> No
     futures: list[Future[None]] = []
     # the pool was just closed by set_threads or the interpreter's end: work alone
     with suppress(RuntimeError):
-        futures.extend(_crew.helpers().submit(take) for _ in range(size - 1))
+        futures.extend(_helpers.executor().submit(take) for _ in range(size - 1))
     try:
         take()
     finally:
@@ -123,3 +129,62 @@ def run(work: Callable[[int, int], None], units: int, small: bool = False) -> No
         wait(begun)
     for future in begun:
         future.result()
+
+
+# --- torch --------------------------------------------------------------------------------------------------
+
+
+class _Hold:
+    """How many calls hold torch to one thread now, and what to go back to."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.before = threading.Lock(), 0, 1
+
+
+_hold = _Hold()
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Hold torch to one thread in the whole process; the last to leave restores what the first found.
+
+    >>> import torch
+    >>> with one_torch_thread():
+    ...     torch.get_num_threads()
+    1
+    """
+    import torch
+
+    with _hold.lock:
+        if not _hold.calls:
+            _hold.before = torch.get_num_threads()
+        _hold.calls += 1
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _hold.lock:
+            _hold.calls -= 1
+            if not _hold.calls:
+                torch.set_num_threads(_hold.before)
+
+
+def share(work: Callable[[int], None], units: int, serial: bool = False) -> None:
+    """Call work(u) for u < units on all threads; in order and in this one if ``serial``.
+
+    >>> seen = []; share(seen.append, 3); sorted(seen)
+    [0, 1, 2]
+    """
+    import torch
+
+    def some(first: int, last: int) -> None:
+        torch.set_num_threads(1)  # OpenMP keeps a number per thread, so each has to be told
+        for unit in range(first, last):
+            work(unit)
+
+    if serial:
+        for unit in range(units):
+            work(unit)
+        return
+    with one_torch_thread():
+        run(some, units)

@@ -270,17 +270,15 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
     >>> second_eigenvector(np.packbits(path).tobytes(), 3, seed=0).round(3) + 0.0
     array([ 0.707,  0.   , -0.707])
     """
-    import torch  # its solver can be held to one thread, so that the result does not depend on their number
+    import torch
+
+    from rpel.backend.one_thread import one_torch_thread
 
     adjacency = np.unpackbits(np.frombuffer(packed, np.uint8), count=n * n).reshape(n, n).astype(np.float64)
     np.fill_diagonal(adjacency, 0.0)
-    laplacian = np.diag(adjacency.sum(axis=1)) - adjacency
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        values, vectors = (part.numpy() for part in torch.linalg.eigh(torch.from_numpy(laplacian)))
-    finally:
-        torch.set_num_threads(threads)
+    laplacian = torch.from_numpy(np.diag(adjacency.sum(axis=1)) - adjacency)
+    with one_torch_thread():  # so that the result does not depend on the number of threads
+        values, vectors = (part.numpy() for part in torch.linalg.eigh(laplacian))
     space = vectors[:, np.abs(values - values[min(1, n - 1)]) <= 1e-9]
     drawn = space @ (space.T @ stream(seed, "spectral").standard_normal(n))
     v = space[:, 0] if space.shape[1] == 1 else drawn

@@ -8,7 +8,7 @@ behave as in exact arithmetic.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +83,11 @@ class GossipRule(Rule):
 
     def compute(self, asked: Group, out: Array | None = None) -> Array:
         """(h, d) Aggregate after the checks; −1 marks absent neighbours."""
-        weights = self._check_weights(asked.index, asked.weights)
-        marks = self._check_hostile(asked.index, asked.hostile)
+        weights = self._check(asked.index, asked.weights, "weights", float)
+        hostile = asked.hostile
+        if hostile is None and not self.needs_hostile:
+            hostile = np.zeros(asked.index.shape, bool)
+        marks = self._check(asked.index, hostile, "hostile= marks", bool)
         finite = asked.finite_rows()[asked.index]
         if not finite[:, 0].all():
             raise ValueError(f"{self.name} needs a finite own vector in column 0")
@@ -127,23 +130,16 @@ class GossipRule(Rule):
         largest = np.sort(weight[:, 1:], axis=1)[:, ::-1]
         return np.asarray(largest[:, : self.b_hat or 0].sum(axis=1, keepdims=True))
 
-    def _check_weights(self, index: Integers, weights: Array | None) -> Floats:
-        if weights is None:
-            raise ValueError(f"{self.name} needs weights (h, m), self first")
-        w = np.asarray(host(weights), dtype=np.float64)
-        if w.shape != index.shape or not np.isfinite(w).all() or (w < 0).any():
-            raise ValueError(f"{self.name} needs finite weights >= 0 of shape {index.shape}, not {w.shape}")
-        return np.where(index >= 0, w, 0.0)
-
-    def _check_hostile(self, index: Integers, hostile: Array | None) -> NDArray[np.bool_]:
-        if hostile is None:
-            if self.needs_hostile:
-                raise ValueError(f"{self.name} is told who is hostile: hostile= (h, m) booleans")
-            return np.zeros(index.shape, dtype=bool)
-        marks = np.asarray(host(hostile), dtype=bool)
-        if marks.shape != index.shape:
-            raise ValueError(f"{self.name} needs hostile of shape {index.shape}, not {marks.shape}")
-        return marks
+    def _check(self, index: Integers, values: Array | None, what: str, kind: type) -> Any:
+        """Return weights or marks (h, m) of the neighbours, 0 where one is absent."""
+        if values is None:
+            raise ValueError(f"{self.name} needs {what} (h, m), self first")
+        checked: NDArray[Any] = np.asarray(host(values), dtype=kind)
+        if checked.shape != index.shape or not np.isfinite(checked).all() or (checked < 0).any():
+            raise ValueError(
+                f"{self.name} needs {what} of shape {index.shape}, finite and >= 0, not {checked.shape}"
+            )
+        return np.where(index >= 0, checked, kind(0))
 
 
 def _graph_rule(

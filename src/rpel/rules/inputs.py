@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rpel.backend.arrays import is_tensor
+from rpel.backend.arrays import is_tensor, namespace
 from rpel.backend.base import Backend, backend
 from rpel.types import Integers
 
@@ -21,9 +21,7 @@ Array = Any
 
 def is_numeric(x: Array) -> bool:
     """Say whether an array or a tensor holds integers or floats."""
-    if is_tensor(x):
-        return not x.is_complex() and str(x.dtype) != "torch.bool"
-    return bool(x.dtype.kind in "fiu")
+    return bool(namespace(x).isdtype(x.dtype, ("integral", "real floating")))
 
 
 def kernels_for(table: Array) -> Backend:
@@ -33,15 +31,21 @@ def kernels_for(table: Array) -> Backend:
 
 def to_kernels(x: Array, name: str) -> Array:
     """Return x as the kernels take it: contiguous float32 or float64, a tensor only on another device."""
+    if not _is_floating(x):
+        raise ValueError(f"{name} needs an array or a tensor of floats, not {_kind(x)}")
     if not is_tensor(x):
-        if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
-            kind = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-            raise ValueError(f"{name} needs an array of floats, not {kind}")
         return np.ascontiguousarray(x, dtype=np.float64 if x.dtype.itemsize >= 8 else np.float32)
-    if not x.is_floating_point():
-        raise ValueError(f"{name} needs a tensor of floats, not {x.dtype}")
     single = x.detach() if x.element_size() >= 4 else x.detach().float()
     return single.contiguous().numpy() if x.device.type == "cpu" else single.contiguous()
+
+
+def _is_floating(x: Any) -> bool:
+    is_array = is_tensor(x) or isinstance(x, np.ndarray)
+    return is_array and bool(namespace(x).isdtype(x.dtype, "real floating"))
+
+
+def _kind(x: Any) -> str:
+    return str(getattr(x, "dtype", type(x).__name__))
 
 
 def from_kernels(result: Array, like: Array) -> Array:
@@ -126,12 +130,19 @@ def stack(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any
     if not items:
         raise ValueError(f"{name} needs at least one vector")
     rows = [_leaves(item) for item in items]
+    for leaf in (leaf for row in rows for leaf in row.values()):
+        if not (is_tensor(leaf) or isinstance(leaf, np.ndarray)):
+            raise ValueError(
+                f"{name} takes lists of arrays, tensors or dictionaries of them, not {_kind(leaf)}"
+            )
     floats = [key for key, leaf in rows[0].items() if _is_floating(leaf)]
     shapes = [{key: tuple(leaf.shape) for key, leaf in row.items()} for row in rows]
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(f"{name} needs items that all have the same entries of the same shapes")
     if not floats:
         raise ValueError(f"{name} needs items with floats in them")
+    xp = namespace(rows[0][floats[0]])
+    stacked = xp.stack([xp.concat([xp.reshape(row[key], (-1,)) for key in floats]) for row in rows])
 
     def restore(vector: Array) -> Any:
         start, parts = 0, dict(rows[0])
@@ -146,30 +157,10 @@ def stack(items: Sequence[Any], name: str) -> tuple[Array, Callable[[Array], Any
             return made
         return type(first)(parts.values()) if isinstance(first, list | tuple) else parts[None]
 
-    return _flatten([[row[key] for key in floats] for row in rows]), restore
+    return stacked, restore
 
 
 def _leaves(item: Any) -> dict[Any, Any]:
     if isinstance(item, Mapping):
         return dict(item)
     return dict(enumerate(item)) if isinstance(item, list | tuple) else {None: item}
-
-
-def _is_floating(leaf: Any) -> bool:
-    if is_tensor(leaf):
-        return bool(leaf.is_floating_point())
-    if not isinstance(leaf, np.ndarray):
-        raise ValueError(
-            f"a rule takes lists of arrays, tensors or dictionaries of them, not {type(leaf).__name__}"
-        )
-    return bool(leaf.dtype.kind == "f")
-
-
-def _flatten(rows: list[list[Any]]) -> Array:
-    """(m, d) Concatenate the leaves of each row."""
-    if not is_tensor(rows[0][0]):
-        return np.stack([np.concatenate([leaf.reshape(-1) for leaf in row]) for row in rows])
-    import torch
-
-    widest = torch.float64 if any(leaf.dtype == torch.float64 for leaf in rows[0]) else torch.float32
-    return torch.stack([torch.cat([leaf.detach().reshape(-1).to(widest) for leaf in row]) for row in rows])

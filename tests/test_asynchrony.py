@@ -19,8 +19,8 @@ from rpel.spec import Spec
 from rpel.types import Models
 from support.simulations import BASE, Quadratic, play, resumes_bit_by_bit, simulation
 
-SPEEDS = "lognormal:0.3+stragglers:0.2,5"
-SLOWED = BASE.replace(asynchronous=True, speeds=SPEEDS, jitter=0.2, rounds=12, lr=0.3)
+SPEEDS = "lognormal(0.3)+stragglers(0.2, 5)"
+SLOWED = BASE.replace(timing=f"asynchronous(speeds={SPEEDS}, jitter=0.2)", rounds=12, lr=0.3)
 SMALL: dict[str, Any] = {
     "nodes": 12, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_every": 2, "eval_size": 60,
     "batch_size": 10,
@@ -95,7 +95,7 @@ def test_windows_equal_a_loop_over_all_events() -> None:
 
 
 def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
-    spec = SLOWED.replace(speeds=[1.0, 1.25, 1.5] * 5, jitter=0.0, latency=0.25)
+    spec = SLOWED.replace(timing=f"asynchronous(speeds={[1.0, 1.25, 1.5] * 5}, latency=0.25)")
     at = schedule(resolve(spec).spec)
     first = at.lasts(1)
     assert np.isin(first + at.wait, first).any(), "some node reads when another one publishes"
@@ -103,7 +103,7 @@ def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
 
 
 def test_balance_decays_with_the_round_however_often_a_node_aggregates() -> None:
-    spec = SLOWED.replace(speeds=[0.2, 1.0, 1.7] * 5, rule="balance")
+    spec = SLOWED.replace(timing=f"asynchronous(speeds={[0.2, 1.0, 1.7] * 5}, jitter=0.2)", rule="balance")
     assert schedule(resolve(spec).spec).most > 1
     np.testing.assert_allclose(by_windows(spec), by_events(spec, balanced), rtol=1e-9, atol=1e-12)
 
@@ -111,17 +111,17 @@ def test_balance_decays_with_the_round_however_often_a_node_aggregates() -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {}, {"attack": "alie", "attack_params": {"targeting": "most-exposed"}}, {"attack": "stale"},
+        {}, {"attack": "alie(targeting=most-exposed)"}, {"attack": "stale"},
         {"attack": "mimic_heuristic"}, {"attack": "fang"}, {"attack": "gaussian"}, {"attack": "strongest"},
         {"silent": True}, {"no_show": 0.2}, {"outer": "nesterov"},
         {"local_steps": 3}, {"output": "uniform"}, {"rule": "krum"}, {"rule": "bucketing+median", "pull": 12},
-        {"rule": "balance"}, {"latency": 0.37},
+        {"rule": "balance"}, {"timing": "synchronous(latency=0.37)"},
     ],
     ids=str,
 )  # fmt: skip
 def test_equal_speeds_give_the_synchronous_states_byte_for_byte(change: dict[str, Any]) -> None:
     spec = BASE.replace(**change)
-    one, other = simulation(spec), simulation(spec.replace(asynchronous=True))
+    one, other = simulation(spec), simulation(spec.replace(timing=f"a{spec.timing}"))
     for _ in range(6):
         first, second = play(one, contraction=True), play(other, contraction=True)
         assert vars(first).keys() == vars(second).keys()
@@ -139,7 +139,7 @@ def test_resumed_asynchronous_run_continues_bit_by_bit(change: dict[str, Any]) -
 @pytest.mark.parametrize("slowness", [0.1, 1.0, 20.0])
 def test_planned_b_hat_holds_over_the_aggregations_of_an_asynchronous_run(slowness: float) -> None:
     fields: dict[str, Any] = {"nodes": 60, "byzantine": 10, "pull": 20, "rounds": 20}
-    resolved = resolve(Spec(**fields, asynchronous=True, speeds=[slowness] * 60))
+    resolved = resolve(Spec(**fields, timing=f"asynchronous(speeds={[slowness] * 60})"))
     n = schedule(resolved.spec).aggregations()
     law = stats.hypergeom(59, 10, 20).cdf(np.arange(11))
     assert resolved.b_hat == int(np.argmax(law**n >= resolved.spec.confidence))
@@ -151,7 +151,7 @@ def test_planned_b_hat_holds_over_the_aggregations_of_an_asynchronous_run(slowne
 
 
 def test_aggregation_count_is_known_in_advance_and_certified() -> None:
-    fields = SMALL | {"rounds": 6, "asynchronous": True, "speeds": SPEEDS, "jitter": 0.3}
+    fields = SMALL | {"rounds": 6, "timing": f"asynchronous(speeds={SPEEDS}, jitter=0.3)"}
     result = rpel.simulate("linear", **fields)
     n = schedule(resolve(Spec(**fields)).spec).aggregations()
     said = result.certificate
@@ -193,12 +193,12 @@ def test_windows_hold_every_phase_once_and_one_per_node(long: bool, fastest: flo
 
 def test_speed_distributions_have_their_named_parameters() -> None:
     ids, hostile = np.arange(1000), np.arange(100)
-    w = slowness("lognormal:0.5", ids, hostile, 1000, seed=1)
+    w = slowness("lognormal(0.5)", ids, hostile, 1000, seed=1)
     assert abs(np.log(w).std() - 0.5) < 0.06
     assert abs(np.median(w) - 1) < 0.1
-    late = slowness("stragglers:0.1,10", ids, hostile, 1000, seed=1) == 10
+    late = slowness("stragglers(0.1, 10)", ids, hostile, 1000, seed=1) == 10
     assert (late[100:].sum(), late[:100].sum()) == (90, 10)
-    both = slowness("lognormal:0.5+stragglers:0.1,10", ids, hostile, 1000, seed=1)
+    both = slowness("lognormal(0.5)+stragglers(0.1, 10)", ids, hostile, 1000, seed=1)
     np.testing.assert_allclose(both, w * np.where(late, 10, 1))
-    assert slowness("1,2,3", np.array([2, 0]), np.array([]), 3, 0).tolist() == [3, 1]
+    assert slowness([1, 2, 3], np.array([2, 0]), np.array([]), 3, 0).tolist() == [3, 1]
     assert Schedule(np.ones(1), ids[:1], 1, 0.1, 0.0, 0).lasts(1)[0] == TICKS

@@ -26,7 +26,7 @@ from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.loop import train
 from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.workers import LostError, pinned
-from rpel.spec import Spec
+from rpel.spec import Request, Spec
 from support.paths import TESTS
 from support.runs import differences
 
@@ -45,25 +45,23 @@ FORGE = [*ATTACKS]
 FULL = {"pull": None, "b_hat": None}  # where all hear each other, that is no choice
 CASES: list[dict[str, Any]] = [
     {"rounds": 20},  # sums in another order would show in the last bits of one round in three
-    {"consistent": True, "no_show": 0.2, "local_steps": 2, "output": "uniform"},
+    {"attack": "alie(consistent=true)", "no_show": 0.2, "local_steps": 2, "output": "uniform"},
     {"silent": True, "model": "mnist", "dataset": "mnist-sample", "nodes": 8, "pull": 5, "batch_size": 5},
     {"optimizer": "adamw", "lr": 0.01, "local_steps": 2, "outer": "nesterov"},
     {"nodes": 6, "byzantine": 1, "pull": 4, "b_hat": 1, "batch_size": 10},  # fewer units than workers
-    {"rounds": 5, "consistent": True, "no_show": 0.1, "wire": "int8"},
+    {"rounds": 5, "attack": "alie(consistent=true)", "no_show": 0.1, "wire": "int8"},
     *(
         {"method": name, "attack": "dissensus", **(FULL if m.peers == "everybody" else {})}
         for name, m in METHODS.items()
     ),
     *({"rule": AGGREGATE[i % len(AGGREGATE)], "attack": FORGE[i % len(FORGE)]} for i in range(20)),
-    {"attack": "strongest", "attack_params": {"of": "alie+foe", "evaluations": 3}, "rounds": 1},
-    {"attack_params": {"targeting": "most-exposed"}},
+    {"attack": "strongest(of=alie+foe, evaluations=3)", "rounds": 1},
+    {"attack": "alie(targeting=most-exposed)"},
     # shards sent in pieces
     {"nodes": 140, "byzantine": 4, "batch_size": 4000, "local_steps": 2, "rounds": 3},
     MANY,
     {
-        "asynchronous": True,
-        "speeds": "lognormal:0.3+stragglers:0.3,4",
-        "jitter": 0.2,
+        "timing": "asynchronous(speeds=lognormal(0.3)+stragglers(0.3, 4), jitter=0.2)",
         "rounds": 2,
         "model": "mnist",
         "dataset": "mnist-sample",
@@ -159,7 +157,7 @@ def test_shards_are_whole_units_and_cover_all_rows() -> None:
 def test_worker_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "_JOINING", timedelta(milliseconds=10))
     monkeypatch.setenv("RPEL_WORKERS", f"{tmp_path / 'store'},2,0")
-    with pytest.raises(LostError, match="worker 1 of 2"), launch.joined(Spec(workers=2)):
+    with pytest.raises(LostError, match="worker 1 of 2"), launch.joined(Request(workers=2)):
         pass
     assert "GLOO_SOCKET_IFNAME" not in os.environ  # the next group may meet at another interface
 
@@ -175,7 +173,7 @@ def test_unreachable_rendezvous_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(ValueError, match=f"127.0.0.1:{port}"), launch.joined(Spec()):
+    with pytest.raises(ValueError, match=f"127.0.0.1:{port}"), launch.joined(Request()):
         pass
 
 
@@ -192,7 +190,7 @@ def test_workers_that_are_started_again_do_not_meet_those_that_are_gone(
     for attempt, rank in enumerate((1, 0)):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         monkeypatch.setenv("RANK", str(rank))
-        with pytest.raises(LostError, match=f"worker {1 - rank} of 2"), launch.joined(Spec()):
+        with pytest.raises(LostError, match=f"worker {1 - rank} of 2"), launch.joined(Request()):
             pass
 
 

@@ -344,7 +344,9 @@ def test_theorem_and_the_reduction_hold_on_a_quadratic_where_alpha_is_below_one(
 def test_consistent_hostile_node_sends_one_vector_to_all_victims(method: str) -> None:
     """Of those forged in that round for one of its victims; without the flag each victim gets its own."""
     for consistent in (True, False):
-        run = simulation(BASE.replace(method=method, consistent=consistent, rounds=3))
+        run = simulation(
+            BASE.replace(method=method, attack=f"foe(consistent={str(consistent).lower()})", rounds=3)
+        )
         stored = watched(run)
         shared = False
         for t in range(1, 4):
@@ -364,7 +366,7 @@ def test_consistent_hostile_node_sends_one_vector_to_all_victims(method: str) ->
 
 
 def test_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node() -> None:
-    run = simulation(BASE.replace(method="all-to-all", consistent=True))
+    run = simulation(BASE.replace(method="all-to-all", attack="foe(consistent=true)"))
     delivered = watched(run)
     for _ in range(4):
         run.step()
@@ -374,7 +376,7 @@ def test_consistent_attack_is_drawn_anew_every_round_and_for_every_hostile_node(
 
 
 def test_consistent_search_looks_at_those_who_pulled_the_sender() -> None:
-    run = simulation(BASE.replace(attack="strongest", consistent=True, rounds=3))
+    run = simulation(BASE.replace(attack="strongest(consistent=true)", rounds=3))
     views: list[Any] = []
     forge = run.network.attack.function
 

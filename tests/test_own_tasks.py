@@ -121,5 +121,5 @@ def test_bytes_as_labels_of_a_dataset_named_on_the_command_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     given = ["--dataset", "bytes_of_mine:data", "--model", "linear", "--nodes", "5", "--byzantine", "1"]
-    given += ["--pull", "4", "--b-hat", "1", "--partition", "iid", "--batch-size", "5", "--rounds", "2"]
+    given += ["--pull", "4", "--b-hat", "1", "-s", "partition=iid", "-s", "batch_size=5", "--rounds", "2"]
     assert "accuracy mean" in rpel("run", "quickstart", *given, capsys=capsys)[0]

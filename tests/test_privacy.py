@@ -366,7 +366,7 @@ def test_tasks_that_cannot_be_private_are_refused(
 
 RUN: dict[str, Any] = {
     "model": "linear", "nodes": 6, "byzantine": 1, "rounds": 4, "local_steps": 2, "batch_size": 20,
-    "eval_every": 2, "eval_size": 50, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "target_delta": 1e-5,
+    "eval_every": 2, "eval_size": 50, "privacy": "dp(clip=1, noise=4, delta=1e-5)",
 }  # fmt: skip
 
 
@@ -397,8 +397,9 @@ def test_run_stops_before_exceeding_target_epsilon(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     column = [row["epsilon"] for row in package.simulate(**RUN).rows]
+    privacy = f"dp(clip=1, noise=4, epsilon={column[1]}, delta=1e-5)"
     with pytest.raises(BudgetSpentError, match=r"round 3 of 4.*target_epsilon"):
-        package.simulate(**RUN, target_epsilon=column[1], out=tmp_path)
+        package.simulate(**{**RUN, "privacy": privacy}, out=tmp_path)
     (folder,) = tmp_path.iterdir()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["epsilon"] for row in rows] == column[:2]
@@ -415,13 +416,13 @@ UNEQUAL = [(X[:20], Y[:20])] * 4 + [(X[:9], Y[:9])]
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_grad_norm": None}, "noise_multiplier 4 without max_grad_norm"),
-        ({"target_delta": None}, "noise_multiplier 4 needs a target_delta"),
-        ({"noise_multiplier": None}, "target_delta 1e-05 needs a target_epsilon or a noise_multiplier"),
-        ({"noise_multiplier": 0, "target_epsilon": 1}, "noise_multiplier 0 keeps no target_epsilon"),
-        ({"noise_multiplier": -1}, "noise_multiplier -1"),
-        ({"target_epsilon": 0}, "target_epsilon 0"),
-        ({"target_epsilon": 1e-4}, "stopped before round 1 of 4"),
+        ({"privacy": "dp(noise=4, delta=1e-5)"}, "dp needs its parameter 'clip'"),
+        ({"privacy": "dp(clip=1, noise=4)"}, "dp needs a delta"),
+        ({"privacy": "dp(clip=1, delta=1e-5)"}, "delta 1e-05 needs epsilon or noise"),
+        ({"privacy": "dp(clip=1, noise=0, epsilon=1, delta=1e-5)"}, "noise 0 keeps no epsilon"),
+        ({"privacy": "dp(clip=1, noise=-1, delta=1e-5)"}, "noise -1"),
+        ({"privacy": "dp(clip=1, epsilon=0, delta=1e-5)"}, "epsilon 0"),
+        ({"privacy": "dp(clip=1, noise=4, epsilon=1e-4, delta=1e-5)"}, "stopped before round 1 of 4"),
         ({"partition": "virtual"}, "partition 'virtual' shares examples between nodes.*'iid'"),
         ({"problem": lambda problem: problem}, "problem= may change the local step"),
         ({"model": NORMED, "train": (X, Y), "test": OTHERS}, "layer '1' is BatchNorm1d.*GroupNorm"),

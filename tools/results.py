@@ -30,7 +30,7 @@ import numpy as np
 
 from rpel.runs.run import Run
 from rpel.simulation.methods import schedule
-from rpel.spec import Spec
+from rpel.spec import Request
 from rpel.studies import plots
 from rpel.studies.arena import MEASURES, Standings
 from rpel.studies.paper import ATTACKS, SHARES, everything, find
@@ -421,11 +421,11 @@ def standings(hostile: int) -> Standings:
             "attack": run.attack,
             "seed": run.seed,
         }
-        results.append(Result(labels, Run(Spec(rounds=len(run.rows), seed=run.seed), rows=run.rows)))
+        results.append(Result(labels, Run(Request(rounds=len(run.rows), seed=run.seed), rows=run.rows)))
     if hostile > 1:  # asked for, but it needs 19 models for b_hat = 4 and has 16
         unable = {"method": "rpel", "rule": "bulyan", "seed": 0}
         results += [Result(unable | {"attack": name}, None) for name in {run.attack: 0 for run in mine}]
-    return Standings(Spec(), Results(results))
+    return Standings(Request(), Results(results))
 
 
 def arena(kind: str, hostile: str) -> str:
@@ -457,7 +457,7 @@ def matrix(kind: str, hostile: str) -> str:
 
 # --- the exchange -------------------------------------------------------------------------------------------
 
-SPEEDS = "lognormal:0.3+stragglers:0.1,10"
+SPEEDS = "lognormal(0.3)+stragglers(0.1, 10)"
 TIMED = ("none", "alie", "foe", "strongest(of=alie)")
 SIZES: dict[int, Row] = {
     30: {"nodes": 30, "byzantine": 6, "rounds": (60, 100)},
@@ -483,7 +483,7 @@ def two(runs: Sequence[Kept]) -> str:
 def _schedule(run: Kept) -> Any:
     """Return when the nodes of a run act, if their speeds are those of the asynchronous runs."""
     sizes = {key: run.spec[key] for key in ("nodes", "byzantine", "rounds")}
-    return schedule(Spec(**sizes, seed=run.seed, speeds=SPEEDS))
+    return schedule(Request(**sizes, seed=run.seed, timing=f"asynchronous(speeds={SPEEDS})"))
 
 
 def asynchrony() -> str:

@@ -46,7 +46,7 @@ ATTACKS = (
     "gaussian", "min_max", "min_sum(direction=unit)", "fang", "spectral", "strongest(of=alie+spectral)",
     "none", "label_flip", "backdoor",
 )  # fmt: skip
-SMALL_PRESET = ("--dataset", "mnist-sample", "--rounds", "2", "--threads", "2")
+SMALL_PRESET = ("--dataset", "mnist-sample", "--rounds", "2")
 BEFORE: dict[str, Fields] = {
     "attack-alie": {"attack": "alie", "attack_params": {"z": "max"}},
     "attack-stale": {"attack": "stale", "attack_params": {"delay": 2}},

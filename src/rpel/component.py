@@ -73,7 +73,7 @@ class Component:
             bound[key] = value
         return bound
 
-    def bind_to(self, function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
+    def bind_to(self, function: Callable[..., Any], skip: int = 0, anything: bool = False) -> dict[str, Any]:
         """Return all parameters by the names that a function or a class gives them, after the first few.
 
         >>> parse("cosine(0.5, warmup=10)").bind_to(lambda rounds, peak, warmup=0: peak, skip=1)
@@ -82,7 +82,7 @@ class Component:
         variable = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
         takes = list(signature(function).parameters.values())[skip:]
         names = [p.name for p in takes if p.kind not in variable]
-        bound = self.bind(names, anything=any(p.kind is Parameter.VAR_KEYWORD for p in takes))
+        bound = self.bind(names, anything=anything or any(p.kind is Parameter.VAR_KEYWORD for p in takes))
         needed = (p.name for p in takes if p.default is Parameter.empty and p.kind not in variable)
         for name in needed:
             if name not in bound:
@@ -94,6 +94,7 @@ class Component:
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(?::[A-Za-z_][\w.]*)?")
 _WORD = re.compile(r"[A-Za-z_/~][\w./*:-]*")
+_NOTATION = re.compile(r"\w+\([^()=]*\)(?:-\w+(?:\([^()=]*\))?)+")  # of a model, as in C(20)-R-M-L(10)-S
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])")
 _QUOTED = re.compile(r'"([^"]*)"|\'([^\']*)\'')
 _SPACE = re.compile(r"\s*")
@@ -106,7 +107,7 @@ def parse(text: str) -> Component:
     >>> parse("alie(z=1.5, targeting=most-exposed)")
     Component(name='alie', args=(), keywords={'z': 1.5, 'targeting': 'most-exposed'})
     >>> parse("steps(500:0.5, 1000:0.1)").args
-    ([500, 0.5], [1000, 0.1])
+    ((500, 0.5), (1000, 0.1))
     >>> parse("alie(z=1.5")
     Traceback (most recent call last):
     ValueError: 'alie(z=1.5' ends too early: a ')' is missing
@@ -216,12 +217,15 @@ class _Reader:
         """A number, a pair, a list, a quoted text, a word, or a component, which stays text."""
         self.match(_SPACE)
         if number := self.match(_NUMBER):
-            return [_number(number.group()), self.value()] if self.sign(":") else _number(number.group())
+            return (_number(number.group()), self.value()) if self.sign(":") else _number(number.group())
         if quoted := self.match(_QUOTED):
             return quoted[1] or quoted[2] or ""
         if self.sign("["):
             return self.list()
         start = self.at
+        if (notation := self.match(_NOTATION)) and self.text[self.at : self.at + 1] in ("", ",", ")", "]"):
+            return notation.group()
+        self.at = start
         word = self.match(_WORD)
         if word is None:
             raise self.fail("a value")
@@ -257,6 +261,8 @@ def _text(value: Value) -> str:
         except ValueError:
             plain = False
         return value if plain else f"'{value}'" if "'" not in value else f'"{value}"'
+    if isinstance(value, tuple) and len(value) == 2:
+        return ":".join(map(_text, value))
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     return repr(value)

@@ -176,12 +176,11 @@ def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
     so that is no fault if it can be."""
 
     from rpel.data.sources import SOURCES, search_folders
-    from rpel.record import choices
-    from rpel.spec import DatasetName, load
+    from rpel.spec import DATASETS, load
 
     search_folders(data_dir)  # raises for a folder that is not there
     wanted = load(preset).dataset if preset is not None else None
-    states = {name: _there(name, data_dir) for name in choices(DatasetName)}
+    states = {name: _there(name, data_dir) for name in DATASETS}
     for name, damaged in states.items():
         if damaged:
             yield Check(f"data set {name}", False, damaged, "remove the damaged file: it is downloaded again")

@@ -26,7 +26,8 @@ from torch.optim.optimizer import ParamsT
 
 from rpel.backend.arrays import empty, namespace, zeros
 from rpel.backend.base import Backend, backend
-from rpel.errors import nearest
+from rpel.component import parse
+from rpel.errors import nearest, unknown
 from rpel.learning import Gradients, LocalSteps, MomentumSGD
 from rpel.types import Arrays, Floats, Integers, Models, Schedule
 
@@ -127,6 +128,19 @@ OPTIMIZERS = {
 }
 
 
+def read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return an optimiser's name and its parameters.
+
+    >>> read("adam(betas=[0.8, 0.99])")
+    ('adam', {'betas': (0.8, 0.99)})
+    """
+    part = parse(text)
+    given = part.bind([], anything=True)
+    return part.name, {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
+
+
 def local_steps(
     task: Gradients,
     optimizer: Any,
@@ -142,8 +156,9 @@ def local_steps(
 
     Args:
         task: Where gradients come from.
-        optimizer: "momentum", a name in `OPTIMIZERS`, a torch optimiser class, or a function that makes one
-            for a model's parameters. A class gets lr and, if it takes one, weight_decay.
+        optimizer: "momentum", one of `OPTIMIZERS` as in "adamw(eps=1e-6)", a torch optimiser class, or a
+            function that makes one for a model's parameters. A class gets lr and
+            weight_decay, if it takes one.
         lr: The rate of each round; rates that a function sets itself are multiplied by lr(t)/lr(1).
         shapes: Those of the model's parameters, in the order of its vector.
         momentum: β of "momentum".
@@ -151,14 +166,16 @@ def local_steps(
         parameters: More of the optimiser's own.
         common: steps, nodes, scratch and backend, as :class:`MomentumSGD` takes them.
     """
-    given = {key: tuple(v) if isinstance(v, list) else v for key, v in (parameters or {}).items()}
+    given = dict(parameters or {})
+    if isinstance(optimizer, str):
+        optimizer, own = read(optimizer)
+        given = own | given
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     if optimizer == "momentum":
         return MomentumSGD(task, lr, momentum, weight_decay, **common)
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZERS:
-            raise ValueError(
-                f"there is no optimizer {optimizer!r}: {nearest(optimizer, ['momentum', *OPTIMIZERS])}"
-            )
+            raise ValueError(unknown("optimizer", optimizer, ["momentum", *OPTIMIZERS]))
         OPTIMIZERS[optimizer].check(weight_decay, given)
         return RowSteps(task, optimizer, lr, {"weight_decay": weight_decay} | given, **common)
     return TorchSteps(task, factory(optimizer, lr(1), weight_decay, given), lr, shapes, **common)

@@ -2,25 +2,22 @@
 sentence for what is wrong.
 
 Invariants: a record is checked when it is made; what is wrong is one sentence that names the key, the value
-and what would be right; whether a field is part of what a run *is* stands in the field's own metadata and
-nowhere else.
+and what would be right.
 """
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from rpel.errors import nearest
+from rpel.component import parse
+from rpel.errors import nearest, unknown
 
 OWN = "own"
 """The dataset, model or partition of a run that trains user-supplied objects."""
@@ -64,21 +61,6 @@ def check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
 # --- records ------------------------------------------------------------------------------------------------
 
 
-class Identity(Enum):
-    """Whether a field enters a run's hash. A field without such a mark always does.
-
-    LATER is for fields that came after others: they enter only where they differ from their default, so that
-    the hashes of runs made before stay what they were.
-    """
-
-    LATER = "where it differs from its default"
-    NEVER = "never"
-
-
-PAIRED = "runs that differ in this field alone are one setting, and are compared pair by pair"
-"""The mark of such a field, the seed."""
-
-
 class CheckedRecord(BaseModel):
     """What people write, in any of its files or as keywords:
     a frozen record whose errors are one sentence each.
@@ -92,29 +74,11 @@ class CheckedRecord(BaseModel):
         known = type(self).model_fields
         for key in fields:
             if key not in known:
-                raise ValueError(f"there is no field {key!r}; {nearest(key, known)}")
+                raise ValueError(unknown("field", key, known))
         try:
             super().__init__(**{key: builtin(value) for key, value in fields.items()})
         except ValidationError as error:
             raise ValueError(_sentence(error, known)) from None
-
-    def identity(self) -> dict[str, Any]:
-        """The fields that make this what it is, by the marks in their metadata.
-
-        >>> from typing import Annotated
-        >>> class Example(CheckedRecord):
-        ...     seed: int = 0
-        ...     threads: Annotated[int, Identity.NEVER] = 1
-        ...     consistent: Annotated[bool, Identity.LATER] = False
-        >>> Example(threads=2).identity(), Example(consistent=True).identity()
-        ({'seed': 0}, {'seed': 0, 'consistent': True})
-        """
-        values = self.model_dump()
-        for key, field in type(self).model_fields.items():
-            later = Identity.LATER in field.metadata and values[key] == field.default
-            if later or Identity.NEVER in field.metadata:
-                del values[key]
-        return values
 
 
 class StrictRecord(CheckedRecord, strict=True):
@@ -208,112 +172,7 @@ def choices(annotation: Any) -> list[str]:
     return [str(choice) for choice in get_args(annotation) if choice != OWN]
 
 
-# --- values as people write them: what cannot be read raises a short ValueError -----------------------------
-
-
-_SCHEDULES = {"cosine": ("warmup", "to"), "warmup": ("warmup",)}
-"""Schedules by name: what each takes after the rate."""
-
-
-@dataclass(frozen=True)
-class NamedRate:
-    """A schedule by name, read from text such as cosine(0.5, warmup=10, to=0.01) or warmup(0.5, 10).
-
-    Both rise in equal steps to the rate over the first ``warmup`` rounds; cosine then falls to ``to`` along
-    half a cosine, as torch's CosineAnnealingLR does over the rounds that are left.
-
-    >>> rate = NamedRate.read("cosine(0.4, warmup=2)")
-    >>> [round(rate.at(t, rounds=6), 3) for t in range(1, 7)]
-    [0.2, 0.4, 0.4, 0.341, 0.2, 0.059]
-    """
-
-    name: str
-    peak: float
-    warmup: int = 0
-    to: float = 0.0
-
-    @classmethod
-    def read(cls, text: str) -> "NamedRate":
-        """ValueError, one sentence, where it is none."""
-        name, _, rest = text.strip().partition("(")
-        if name not in _SCHEDULES or not rest.endswith(")"):
-            raise ValueError(
-                "a schedule is cosine(0.5, warmup=10, to=0.01), warmup(0.5, 10) or 500:0.5,1000:0.1"
-            )
-        known, parameters = _SCHEDULES[name], dict[str, float]()
-        first, *others = [part.strip() for part in rest[:-1].split(",")]
-        for position, part in enumerate(others):
-            key, equals, value = part.rpartition("=")
-            key = key.strip() if equals else known[position] if position < len(known) else part
-            if key not in known or key in parameters:
-                raise ValueError(f"{name} takes {' and '.join(known)} after its rate, not {part!r}")
-            parameters[key] = float(value)
-        if name == "warmup" and not parameters:
-            raise ValueError("warmup takes a rate and a number of rounds, such as warmup(0.5, 10)")
-        warmup, to = parameters.get("warmup", 0.0), parameters.get("to", 0.0)
-        if warmup != int(warmup) or warmup < 0 or not 0 <= to < float("inf"):
-            raise ValueError(f"{name} takes whole rounds of warm-up and a last rate from 0 on")
-        return cls(name, _positive(float(first)), int(warmup), to)
-
-    def at(self, t: int, rounds: int) -> float:
-        """The rate of round t = 1, 2, … of so many rounds."""
-        if t <= self.warmup:
-            return self.peak * t / self.warmup
-        if self.name == "warmup":
-            return self.peak
-        done = (t - 1 - self.warmup) / max(1, rounds - self.warmup)
-        return self.to + (self.peak - self.to) * (1 + math.cos(math.pi * min(1.0, done))) / 2
-
-    def __str__(self) -> str:
-        more = [f"{key}={getattr(self, key)!r}" for key in _SCHEDULES[self.name] if getattr(self, key)]
-        return f"{self.name}({', '.join([repr(self.peak), *more])})"
-
-
-def learning_rate(value: Any) -> Any:
-    """A number, or a schedule as pairs, as text "500:0.5,1000:0.1" or by its name."""
-    if isinstance(value, str) and "(" in value:
-        return str(NamedRate.read(value))
-    if isinstance(value, str) and ":" in value:
-        value = [part.split(":") for part in value.split(",")]
-    if isinstance(value, str | int | float):
-        return _positive(float(value))
-    try:
-        pieces = tuple((int(last), _positive(float(rate))) for last, rate in value)
-    except TypeError:
-        raise ValueError("pairs are needed") from None
-    if not pieces or any(last <= before for (before, _), (last, _) in pairwise(pieces)):
-        raise ValueError("the rounds must rise")
-    return pieces
-
-
-def _positive(rate: float) -> float:
-    if not 0 < rate < float("inf"):
-        raise ValueError("a rate must be positive")
-    return rate
-
-
-def unbounded(value: Any) -> Any:
-    """Infinity as the word "inf"; anything else as it is.
-
-    >>> unbounded(float("inf")), unbounded(1.0)
-    ('inf', 1.0)
-    """
-    return "inf" if value in (float("inf"), "inf", "infinity", "∞") else value
-
-
-def parameters(value: Any) -> Any:
-    """A table, JSON, or text "z=1.5,targeting=all"."""
-    if isinstance(value, Mapping):
-        return {key: builtin(item) for key, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("{"):
-        return json.loads(value)
-    # cosine(0.1, to=0.01) is one
-    pairs = [part.partition("=") for part in re.split(r",(?![^()]*\))", value) if part]
-    if any(not equals for _, equals, _ in pairs):
-        raise ValueError("each parameter needs an =")
-    return {key.strip(): _scalar(text.strip()) for key, _, text in pairs}
+# --- values as people write them ----------------------------------------------------------------------------
 
 
 def parse_pairs(texts: Iterable[str], what: str, example: str) -> dict[str, Any]:
@@ -325,38 +184,22 @@ def parse_pairs(texts: Iterable[str], what: str, example: str) -> dict[str, Any]
     table: dict[str, Any] = {}
     for text in texts:
         try:
-            pairs = dict(parameters(text))
+            pairs = (
+                json.loads(text)
+                if text.lstrip().startswith("{")
+                else parse(f"_({text})").bind([], anything=True)
+            )
         except (ValueError, TypeError):
             pairs = {}
-        if not pairs or any(not key or value == "" for key, value in pairs.items()):
+        if not pairs:
             raise ValueError(f"{what} {text!r} is not valid: write key=value, such as {example}, or JSON")
         table |= pairs
     return table
 
 
-def _scalar(text: str) -> Any:
-    try:
-        return json.loads(f"0{text}" if text.startswith(".") else text)  # .5 is a number for people
-    except ValueError:
-        return text
-
-
 def builtin(value: Any) -> Any:
     """NumPy's numbers as Python's."""
     return value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
-
-
-def joined(value: Any) -> Any:
-    """A list as text; anything else as it is.
-
-    >>> joined([1, 2.5]), joined("equal")
-    ('1,2.5', 'equal')
-    """
-    return ",".join(f"{builtin(item):.15g}" for item in value) if isinstance(value, list | tuple) else value
-
-
-def planned(value: Any) -> Any:
-    return None if value == "plan" else value
 
 
 _MOST_SEEDS = 1_000_000

@@ -1,106 +1,328 @@
-"""What a run is, as one frozen record: its fields, their defaults, TOML in and out. `Training` is the
-part that a network of peers shares: how each node trains.
+"""What a run is: its fields, their defaults, presets, TOML in and out, and the hash of its meaning.
 
-Invariants: TOML, command line and Python go through the same checks; nothing here imports torch or numba.
+A `Spec` is everything that determines numbers, an `Execution` everything that does not; a `Request` is
+both, as a TOML file or a command line has them. `Training` is the part that a network of peers shares.
+
+Invariants: TOML, command line and Python go through the same checks; a field that takes a component holds its
+text in one spelling; nothing here imports torch or numba.
 """
 
 import hashlib
 import json
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from rpel import component
-from rpel.errors import nearest
-from rpel.record import (
-    PAIRED,
-    CheckedRecord,
-    Identity,
-    NamedRate,
-    choices,
-    joined,
-    learning_rate,
-    parameters,
-    parse_seeds,
-    planned,
-    read_toml,
-    unbounded,
-)
+from rpel.component import Component, is_own, parse, parse_chain, parse_value, registered
+from rpel.errors import nearest, unknown
+from rpel.record import OWN, CheckedRecord, parse_seeds, read_toml
 from rpel.types import CONFIDENCE, WireName
 
-DatasetName = Literal[
+DATASETS = (
     "mnist-sample", "mnist", "fashion-mnist", "cifar10", "femnist", "heart-disease", "fdu-mtl", "shakespeare",
-    "mnist-8x8", "mnist-sample-8x8", "own",
-]  # fmt: skip
-MethodName = Literal[
-    "rpel", "all-to-all", "nna", "cs-plus", "gts", "gts-exact", "clipped-gossip", "clipped-gossip-oracle",
-    "rtc", "ios", "balance", "d-psgd", "el-local", "el-oracle",
-]  # fmt: skip
+    "mnist-8x8", "mnist-sample-8x8",
+)  # fmt: skip
 TO_ALL = ("all-to-all", "nna")
 """The methods in which everybody hears everybody: they have no pull and no b_hat of their own."""
+_ON_GRAPH = ("graph", "placement")
 
-Pieces = tuple[tuple[int, float], ...]
-"""A learning-rate schedule: (up to and including this round, this rate), …;
-the last rate holds from then on."""
 
-Alpha = Annotated[Annotated[float, Field(gt=0)] | Literal["inf"], BeforeValidator(unbounded)]
-"""Of a Dirichlet distribution; "inf" stays a word, so that it means the same in TOML,
-JSON and a run's hash."""
+# --- components ---------------------------------------------------------------------------------------------
 
-Rate = Annotated[float | Pieces | str, BeforeValidator(learning_rate)]
 
-Parameters = Annotated[dict[str, Any], BeforeValidator(parameters)]
-Planned = Annotated[int | None, BeforeValidator(planned)]
+class Choice(CheckedRecord):
+    """One of the components that a field takes, with its parameters.
+
+    ``takes`` has the names, and of each the parameters, in the order of values without a name.
+    """
+
+    takes: ClassVar[Mapping[str, Sequence[str]]]
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read it; ValueError, one sentence, where it is none.
+
+        >>> Timing.of("asynchronous(latency=0.3)").latency
+        0.3
+        >>> Outer.of("nesterow")
+        Traceback (most recent call last):
+        ValueError: unknown outer 'nesterow'; did you mean 'nesterov'?
+        """
+        made: Self = _read(cls, text)
+        return made
+
+    @classmethod
+    def check(cls, text: str) -> str:
+        """Return the text in its one spelling."""
+        cls.of(text)
+        return str(parse(text))
+
+
+@cache
+def _read(cls: type[Any], text: str) -> Any:
+    part = parse(text)
+    if part.name not in cls.takes:
+        raise ValueError(
+            unknown(cls.__name__.lower(), part.name, [name for name in cls.takes if name != OWN])
+        )
+    return cls(name=part.name, **part.bind(cls.takes[part.name]))
+
+
+class Partition(Choice):
+    """How the training examples are divided among the nodes; alpha is a Dirichlet distribution's."""
+
+    takes: ClassVar = {
+        "dirichlet": ["alpha"],
+        "iid": [],
+        "writer": [],
+        "owner": [],
+        "virtual": ["alpha"],
+        OWN: [],
+    }
+    alpha: Annotated[float, BeforeValidator(float)] = Field(1.0, gt=0, allow_inf_nan=True)
+
+
+class Method(Choice):
+    """How nodes exchange models; on a fixed graph, how it is built and where hostile nodes sit."""
+
+    takes: ClassVar = {
+        "rpel": [], "all-to-all": [], "nna": [], "cs-plus": _ON_GRAPH, "gts": _ON_GRAPH,
+        "gts-exact": _ON_GRAPH, "clipped-gossip": _ON_GRAPH, "clipped-gossip-oracle": _ON_GRAPH,
+        "rtc": _ON_GRAPH, "ios": _ON_GRAPH, "balance": _ON_GRAPH, "d-psgd": _ON_GRAPH, "el-local": [],
+        "el-oracle": [],
+    }  # fmt: skip
+    graph: Literal["random", "honest-first"] = "random"
+    placement: Literal["random", "adversarial"] = "random"
+
+
+class Outer(Choice):
+    """A step after the aggregation, for many local steps."""
+
+    takes: ClassVar = {"none": [], "nesterov": ["lr", "momentum"]}
+    lr: float = Field(0.7, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+
+
+class Timing(Choice):
+    """When nodes publish and pull, in units of the median local phase.
+
+    speeds: how slow nodes are: ``equal``, ``lognormal(sigma)``, ``stragglers(share, factor)``, joined by
+    ``+``, or a list with a number for each node. jitter: how unequal a node's local phases are, sigma of a
+    lognormal factor. latency: of a message.
+    """
+
+    takes: ClassVar = dict.fromkeys(("synchronous", "asynchronous"), ("speeds", "latency", "jitter"))
+    speeds: str | tuple[float, ...] = "equal"
+    latency: float = Field(0.1, gt=0)
+    jitter: float = Field(0.0, ge=0)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether nodes do not wait for each other."""
+        return self.name == "asynchronous"
+
+
+class Privacy(Choice):
+    """Differential privacy of local steps: each example's gradient is clipped, and noise is added to the sum.
+
+    noise: in multiples of clip. epsilon: plan the noise for it, or stop before it is passed. delta: of
+    epsilon, below one over a node's examples.
+    """
+
+    takes: ClassVar = {"none": [], "dp": ["clip", "noise", "epsilon", "delta"]}
+    clip: float | None = Field(None, gt=0)
+    noise: float | None = Field(None, ge=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise is asked for."""
+        return self.epsilon is not None or bool(self.noise)
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        if self.name == "dp" and self.clip is None:
+            raise ValueError("dp needs its parameter 'clip', as in dp(clip=1, epsilon=8, delta=1e-5)")
+        if self.epsilon is not None and self.noise == 0:
+            raise ValueError("noise 0 keeps no epsilon: leave it out, and the noise is planned")
+        if self.noisy and self.delta is None:
+            raise ValueError("dp needs a delta below one over a node's examples, such as delta=1e-5")
+        if self.delta is not None and not self.noisy:
+            raise ValueError(f"delta {self.delta:g} needs epsilon or noise beside it")
+        return self
+
+
+_SCHEDULES = {"cosine": ("peak", "warmup", "to"), "warmup": ("peak", "warmup"), "steps": ()}
+
+
+class Rate(CheckedRecord):
+    """A learning rate: constant, in ``pieces`` (up to and including this round, this rate), or a schedule.
+
+    cosine and warmup rise in equal steps to ``peak`` over the first ``warmup`` rounds; cosine then falls to
+    ``to`` along half a cosine, as torch's CosineAnnealingLR does over the rounds that are left.
+
+    >>> rate = Rate.of("cosine(0.4, warmup=2)")
+    >>> [round(rate.at(t, rounds=6), 3) for t in range(1, 7)]
+    [0.2, 0.4, 0.4, 0.341, 0.2, 0.059]
+    >>> [Rate.of("steps(500:0.5, 1000:0.1)").at(t, 2000) for t in (1, 500, 501, 2000)]
+    [0.5, 0.5, 0.1, 0.1]
+    """
+
+    name: str = "constant"
+    peak: float = Field(0.5, gt=0)
+    warmup: int = Field(0, ge=0)
+    to: float = Field(0.0, ge=0)
+    pieces: tuple[tuple[int, Annotated[float, Field(gt=0)]], ...] = ()
+
+    def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
+        super().__init__(**fields)
+
+    @classmethod
+    def of(cls, value: float | str) -> "Rate":
+        """Read a number or the text of a schedule."""
+        if isinstance(value, int | float):
+            return cls(peak=value)
+        part = parse(value)
+        if part.name not in _SCHEDULES:
+            raise ValueError(unknown("schedule", part.name, _SCHEDULES))
+        if part.name == "steps":
+            return cls(name="steps", pieces=part.args)
+        return cls(name=part.name, **part.bind(_SCHEDULES[part.name]))
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        ends = [last for last, _ in self.pieces]
+        if (self.name == "steps" and not ends) or any(last <= before for before, last in pairwise(ends)):
+            raise ValueError("steps needs pairs round:rate whose rounds rise, as in steps(500:0.5, 1000:0.1)")
+        return self
+
+    def at(self, t: int, rounds: int) -> float:
+        """Return the rate of round t = 1, 2, … of so many rounds; the last piece holds from then on."""
+        if self.pieces:
+            return next((rate for last, rate in self.pieces if t <= last), self.pieces[-1][1])
+        if t <= self.warmup:
+            return self.peak * t / self.warmup
+        if self.name != "cosine":
+            return self.peak
+        done = (t - 1 - self.warmup) / max(1, rounds - self.warmup)
+        return self.to + (self.peak - self.to) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+
+def steps(pieces: Sequence[Sequence[float]]) -> str:
+    """Return the schedule with these pieces as text.
+
+    >>> steps([[500, 0.5], [1000, 0.1]])
+    'steps(500:0.5, 1000:0.1)'
+    """
+    return str(Component("steps", tuple((last, rate) for last, rate in pieces)))
+
+
+def _rate(value: Any) -> float | str:
+    """A number, or the text of a schedule, which may be given as pairs."""
+    try:
+        if isinstance(value, str):
+            value = parse_value(value)
+        if not isinstance(value, str | int | float):
+            value = steps(value)
+        Rate.of(value)
+    except (TypeError, ValueError) as error:
+        why = error if type(error) is ValueError else "pairs are needed"
+        raise ValueError(f"lr is a rate, steps(500:0.5, 1000:0.1) or cosine(0.5, warmup=10): {why}") from None
+    return str(parse(value)) if isinstance(value, str) else float(value)
+
+
+def _optimizer(text: str) -> str:
+    part = parse(text)
+    names = ("momentum", "sgd", "adam", "adamw")
+    if part.name not in (*names, OWN):
+        raise ValueError(unknown("optimizer", part.name, names))
+    if part.name == "momentum" and (part.args or part.keywords):
+        raise ValueError("optimizer momentum takes no parameters: the field momentum is its only one")
+    return str(part)
+
+
+def _dataset(text: str) -> str:
+    part = parse(text)
+    theirs = registered("rpel.datasets")
+    if part.name not in (*DATASETS, OWN, *theirs) and not is_own(part.name):
+        raise ValueError(unknown("dataset", part.name, [*DATASETS, *theirs]))
+    return str(part)
+
+
+def _chain(text: str | None) -> str | None:
+    return None if text is None else "+".join(map(str, parse_chain(text)))
+
+
+def _planned(value: Any) -> Any:
+    return None if value == "plan" else value
+
+
+def _seeds(value: Any) -> str | None:
+    if isinstance(value, int):
+        raise ValueError(
+            f"seeds {value} is one number: give seed={value} for that seed, seeds=[{value}] for a Runs with "
+            f"that seed alone, or seeds=range({value}) for that many seeds"
+        )
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple | range) else value
+    text = None if text is None else str(text)
+    try:
+        parse_seeds(text)
+    except ValueError:
+        raise ValueError(f"seeds {text!r} is not valid: it takes 0-4 or 0,1,7, each seed once") from None
+    return text
+
+
+Planned = Annotated[int | None, BeforeValidator(_planned)]
+
+
+# --- fields -------------------------------------------------------------------------------------------------
 
 
 class Training(CheckedRecord):
     """How each node trains between two exchanges, how it aggregates, and how often it is evaluated.
 
-    >>> Training(lr=[[500, 0.5], [1000, 0.1]]).rate(501)
-    0.1
+    >>> Training(lr=[[500, 0.5], [1000, 0.1]]).lr
+    'steps(500:0.5, 1000:0.1)'
     >>> Training(momentun=0.9)
     Traceback (most recent call last):
-    ValueError: there is no field 'momentun'; the nearest is 'momentum'
+    ValueError: unknown field 'momentun'; did you mean 'momentum'?
     """
 
     model: str = Field(
-        "mnist", description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation"
+        "mnist",
+        description="network: mnist, cifar10, femnist, mlp, linear, or the paper's notation, as in L(10)-S",
     )
-    rule: str | None = Field(None, description="aggregation, such as mean or nnm+median")
-    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"] = Field(
-        "dirichlet", description="who holds which data"
+    rule: Annotated[str | None, AfterValidator(_chain)] = Field(
+        None, description="aggregation, such as mean, nnm+median or krum(neighbours=m-f-2)"
     )
-    alpha: Alpha = Field(
-        1.0,
-        description="how alike the nodes' data are; small is unlike, inf is alike",
-        examples=["a number such as 1.0, or inf"],
+    partition: Annotated[str, AfterValidator(Partition.check)] = Field(
+        "dirichlet",
+        description="who holds which data: dirichlet(alpha), where a small alpha makes nodes unlike and inf "
+        "makes them alike, iid, writer, owner, or virtual(alpha), where nodes share examples",
     )
-    lr: Rate = Field(
+    lr: Annotated[float | str, BeforeValidator(_rate)] = Field(
         0.5,
-        description="learning rate, or a schedule: 500:0.5,1000:0.1 (up to round:rate), cosine(0.5, "
-        "warmup=10); momentum averages gradients, so 1.0 here steps as far as 0.1 in torch.optim.SGD with "
-        "momentum 0.9",
-        examples=[
-            "0.5, 500:0.5,1000:0.1 with rising rounds and positive rates, cosine(0.5, warmup=10) or "
-            "warmup(0.5, 10)"
-        ],
+        description="learning rate, or a schedule: steps(500:0.5, 1000:0.1), up to round:rate, or "
+        "cosine(0.5, warmup=10); momentum averages gradients, so 1.0 here steps as far as 0.1 in "
+        "torch.optim.SGD with momentum 0.9",
     )
     momentum: float = Field(0.9, description="momentum, beta", ge=0, lt=1)
     weight_decay: float = Field(1e-4, description="L2 regularisation, applied after momentum", ge=0)
     batch_size: int = Field(25, description="examples per local step", ge=1)
     local_steps: int = Field(1, description="local steps per round", ge=1)
-    optimizer: Annotated[Literal["momentum", "sgd", "adam", "adamw", "own"], Identity.LATER] = Field(
-        "momentum", description="the local step: the paper's momentum, or torch's of that name"
-    )
-    optimizer_params: Annotated[Parameters, Identity.LATER] = Field(
-        {},
-        description="its parameters, such as eps=1e-6 (sgd, adam, adamw)",
-        examples=['eps=1e-6 or JSON such as {"eps": 1e-6}'],
+    optimizer: Annotated[str, AfterValidator(_optimizer)] = Field(
+        "momentum",
+        description="the local step: momentum, the paper's, or torch's sgd, adam, adamw(eps=1e-6)",
     )
     eval_every: int = Field(20, description="rounds between evaluations", ge=1)
     eval_size: int = Field(250, description="test examples of an evaluation (the last round takes all)", ge=1)
@@ -108,59 +330,28 @@ class Training(CheckedRecord):
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)
 
-    @model_validator(mode="after")
-    def _named_rate(self) -> Self:
-        if isinstance(self.lr, str) and "rounds" not in type(self).model_fields:
-            raise ValueError(
-                f"lr {self.lr!r} needs the number of rounds: here the nearest is a rate, or round:rate pairs"
-            )
-        return self
+    def rate(self, t: int, rounds: int | None = None) -> float:
+        """Return the learning rate of round t = 1, 2, …; rounds: how many there are, where no field says so.
 
-    @model_validator(mode="after")
-    def _fitting_parameters(self) -> Self:
-        """Parameters of something that was not chosen would be left out without a word."""
-        if self.optimizer == "momentum" and self.optimizer_params:
-            raise ValueError(
-                "optimizer_params go with optimizer sgd, adam or adamw: for momentum, --momentum is its only "
-                "one"
-            )
-        return self
-
-    def rate(self, t: int) -> float:
-        """The learning rate of round t = 1, 2, …
-
-        >>> [Training(lr="500:0.5,1000:0.1").rate(t) for t in (1, 500, 501, 2000)]
-        [0.5, 0.5, 0.1, 0.1]
+        >>> Spec(lr="steps(500:0.5, 1000:0.1)").rate(501)
+        0.1
         """
-        if isinstance(self.lr, float):
-            return self.lr
-        if isinstance(self.lr, str):
-            return NamedRate.read(self.lr).at(t, getattr(self, "rounds", 0))
-        return next((rate for last, rate in self.lr if t <= last), self.lr[-1][1])
+        return Rate.of(self.lr).at(t, getattr(self, "rounds", 1) if rounds is None else rounds)
 
 
 class Spec(Training):
-    """Everything that defines a run. Fields left out have the defaults below;
+    """Everything that determines a run's numbers. Fields left out have the defaults below;
     pull and b_hat are then planned.
 
-    >>> Spec(nodes=30, byzantine=6, attack="alie").rounds
+    >>> Spec(nodes=30, byzantine=6, attack="alie(z=1.5)").rounds
     60
     >>> Spec(nods=30)
     Traceback (most recent call last):
-    ValueError: there is no field 'nods'; the nearest is 'nodes'
+    ValueError: unknown field 'nods'; did you mean 'nodes'?
     """
 
-    name: Annotated[str, Identity.NEVER] = Field(
-        "run",
-        description="first part of the run folder's name",
-        pattern=r"^[\w.+-]+$",
-        examples=["letters, digits and . + - _"],
-    )
-    dataset: DatasetName | str = Field(
+    dataset: Annotated[str, AfterValidator(_dataset)] = Field(
         "mnist-sample", description="data set: a name, or module:function of yours"
-    )
-    data_dir: Annotated[str | None, Identity.NEVER] = Field(
-        None, description="folder with the data sets (else RPEL_DATA, the cache, a download)"
     )
     nodes: int = Field(20, description="all nodes, n", ge=2)
     byzantine: int = Field(4, description="how many of them are hostile, b", ge=0)
@@ -180,22 +371,19 @@ class Spec(Training):
         CONFIDENCE, description="probability of the plan, over all nodes and rounds", gt=0, lt=1
     )
     rounds: int = Field(60, description="rounds, T", ge=1)
-    method: MethodName = Field("rpel", description="how nodes exchange models")
-    graph: Literal["random", "honest-first"] = Field("random", description="how a fixed graph is built")
-    placement: Literal["random", "adversarial"] = Field(
-        "random", description="where hostile nodes sit on a graph"
+    method: Annotated[str, AfterValidator(Method.check)] = Field(
+        "rpel",
+        description="how nodes exchange models; those on a fixed graph take graph=honest-first and "
+        "placement=adversarial",
     )
-    attack: str = Field("alie", description="what hostile nodes send")
-    attack_params: Parameters = Field(
-        {},
-        description="its parameters, such as z=1.5 or targeting=most-exposed",
-        examples=['z=1.5 or JSON such as {"z": 1.5}'],
+    attack: Annotated[str, AfterValidator(lambda text: str(parse(text)))] = Field(
+        "alie",
+        description="what hostile nodes send, as in alie(z=1.5, targeting=most-exposed, consistent=true)",
     )
-    outer: Annotated[Literal["none", "nesterov"], Identity.LATER] = Field(
-        "none", description="a step after the aggregation, for many local steps"
+    weights: Literal["equal"] = Field("equal", description="how much each node's model counts")
+    outer: Annotated[str, AfterValidator(Outer.check)] = Field(
+        "none", description="a step after the aggregation, for many local steps: nesterov(0.7, momentum=0.9)"
     )
-    outer_lr: Annotated[float, Identity.LATER] = Field(0.7, description="its rate", gt=0)
-    outer_momentum: Annotated[float, Identity.LATER] = Field(0.9, description="its momentum", ge=0, lt=1)
     output: Literal["last", "uniform"] = Field(
         "last", description="the model kept: of the last round, or of a drawn one"
     )
@@ -203,63 +391,34 @@ class Spec(Training):
         0.0, description="probability that an honest node misses a round's deadline", ge=0, lt=1
     )
     silent: bool = Field(False, description="hostile nodes do not answer")
-    consistent: Annotated[bool, Identity.LATER] = Field(
-        False, description="each hostile node sends the same vector to all who pull it"
+    wire: WireName = Field("float32", description="what a pulled model is made of")
+    timing: Annotated[str, AfterValidator(Timing.check)] = Field(
+        "synchronous",
+        description="when nodes exchange: synchronous, or asynchronous(speeds=lognormal(0.5)+stragglers(0.1, "
+        "10), latency=0.1, jitter=0.2), in units of the median local phase",
     )
-    wire: Annotated[WireName, Identity.LATER] = Field("float32", description="what a pulled model is made of")
-    asynchronous: Annotated[bool, Identity.LATER] = Field(
-        False, description="nodes publish, pull and aggregate without waiting for each other"
+    privacy: Annotated[str, AfterValidator(Privacy.check)] = Field(
+        "none",
+        description="differential privacy: dp(clip=1, noise=1.1, delta=1e-5) or dp(clip=1, epsilon=8, "
+        "delta=1e-5)",
     )
-    speeds: Annotated[str, Identity.LATER, BeforeValidator(joined)] = Field(
-        "equal",
-        description="how slow nodes are: equal, lognormal:0.3, stragglers:0.1,10, joined by +, or a list",
-    )
-    jitter: Annotated[float, Identity.LATER] = Field(
-        0.0, description="how unequal a node's local phases are: sigma of a lognormal factor", ge=0
-    )
-    latency: Annotated[float, Identity.LATER] = Field(
-        0.1, description="the way of a message, in units of the median local phase", gt=0
-    )
-    max_grad_norm: Annotated[float | None, Identity.LATER] = Field(
-        None, description="gradients of single examples are clipped to this norm", gt=0
-    )
-    noise_multiplier: Annotated[float | None, Identity.LATER] = Field(
-        None, description="Gaussian noise on their sum, in multiples of max_grad_norm", ge=0
-    )
-    target_epsilon: Annotated[float | None, Identity.LATER] = Field(
-        None, description="plan the noise for this epsilon, or stop before it is passed", gt=0
-    )
-    target_delta: Annotated[float | None, Identity.LATER] = Field(
-        None, description="delta of epsilon, below one over a node's examples", gt=0, lt=1
-    )
-    seed: Annotated[int, PAIRED] = Field(0, description="where all randomness comes from", ge=0)
-    seeds: Annotated[str | None, Identity.NEVER] = Field(
-        None,
-        description="several runs, such as 0-4 or 0,1,7; with intervals",
-    )
-    checkpoint_every: Annotated[int, Identity.NEVER] = Field(
-        20, description="rounds between checkpoints; 0: only when interrupted", ge=0
-    )
-    backend: Annotated[Literal["auto", "numba", "torch"], Identity.LATER] = Field(
+    seed: int = Field(0, description="where all randomness comes from", ge=0)
+    backend: Literal["auto", "numba", "torch"] = Field(
         "auto",
         description="what computes: numba (CPU) or torch (any device); auto: numba on the CPU, else torch",
     )
-    device: Annotated[str, Identity.LATER] = Field(
+    device: str = Field(
         "cpu",
         description="where models and data live: cpu, cuda, cuda:1, mps",
         pattern=r"^(cpu|cuda(:\d+)?|mps)$",
         examples=["cpu, cuda, cuda:1 (the second of several) or mps"],
     )
-    threads: Annotated[int | None, Identity.NEVER] = Field(
-        None, description="threads (unset: as many as cores)", ge=1
-    )
-    workers: Annotated[int, Identity.NEVER] = Field(1, description="processes that share the run", ge=1)
-    out: Annotated[str, Identity.NEVER] = Field("runs", description="folder for run folders")
+    native: bool = Field(True, description="hand-written convolutions, where they are faster than torch's")
 
     def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
         super().__init__(**fields)
 
-    def replace(self, **changes: Any) -> "Spec":
+    def replace(self, **changes: Any) -> Self:
         """The same with some fields changed, checked again; a plan that it followed is left behind. Who turns
         to a method in which everybody hears everybody also leaves the pull and b_hat of the other method.
 
@@ -268,36 +427,7 @@ class Spec(Training):
         """
         if changes.get("method") in TO_ALL and self.method not in TO_ALL:
             changes = {"pull": None, "b_hat": None, **changes}
-        return Spec(**{**self.model_dump(exclude_unset=True), **changes})
-
-    @model_validator(mode="after")
-    def _fit(self) -> Self:
-        """Parameters of something that was not chosen would be left out without a word."""
-        given = self.model_fields_set
-        changed = [
-            key
-            for key in ("outer_lr", "outer_momentum")
-            if getattr(self, key) != type(self).model_fields[key].default
-        ]
-        if self.outer == "none" and changed and given:
-            raise ValueError(
-                f"{changed[0]} {getattr(self, changed[0])} goes with outer nesterov, not with outer none"
-            )
-        return self
-
-    def identity(self) -> dict[str, Any]:
-        """The fields that make this what it is: of the backend where it is not numba,
-        of the device its class.
-
-        >>> sorted(Spec(device="cuda:1", backend="torch").identity().items())[4:8:3]
-        [('backend', 'torch'), ('confidence', 0.99)]
-        """
-        values = super().identity()
-        if values.get("backend") == "numba":
-            del values["backend"]
-        if "device" in values:
-            values["device"] = self.device.partition(":")[0]
-        return values
+        return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
     @model_validator(mode="after")
     def _minority(self) -> Self:
@@ -308,57 +438,80 @@ class Spec(Training):
             )
         return self
 
-    @model_validator(mode="after")
-    def _known_dataset(self) -> Self:
-        ours, theirs = get_args(DatasetName), component.registered("rpel.datasets")
-        if self.dataset not in ours and self.dataset not in theirs and not component.is_own(self.dataset):
-            known = [*choices(DatasetName), *theirs]
-            raise ValueError(f"dataset {self.dataset!r} is unknown: {nearest(self.dataset, known)}")
-        return self
+    def meaning(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults; of the device, its class.
 
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _seeds(cls, value: Any) -> Any:
-        if isinstance(value, int):
-            raise ValueError(
-                f"seeds {value} is one number: give seed={value} for that seed, seeds=[{value}] for a Runs "
-                f"with that seed alone, or seeds=range({value}) for that many seeds"
-            )
-        if isinstance(value, list | tuple | range):
-            value = ",".join(map(str, value))
-        value = None if value is None else str(value)
-        try:
-            parse_seeds(value)
-        except ValueError:
-            raise ValueError(f"seeds {value!r} is not valid: it takes 0-4 or 0,1,7, each seed once") from None
-        return value
+        >>> Spec(nodes=30, device="cuda:1", backend="torch").meaning()
+        {'nodes': 30, 'backend': 'torch', 'device': 'cuda'}
+        """
+        fields = Spec.model_fields
+        values = {key: getattr(self, key) for key, field in fields.items()}
+        values |= {"device": self.device.partition(":")[0]}
+        if self.backend == "numba":
+            del values["backend"]
+        return {key: value for key, value in values.items() if value != fields[key].default}
+
+
+class Execution(CheckedRecord):
+    """Where and how a run is made; nothing here changes a number of it."""
+
+    name: str = Field(
+        "run",
+        description="first part of the run folder's name",
+        pattern=r"^[\w.+-]+$",
+        examples=["letters, digits and . + - _"],
+    )
+    seeds: Annotated[str | None, BeforeValidator(_seeds)] = Field(
+        None, description="several runs, such as 0-4 or 0,1,7; with intervals"
+    )
+    data_dir: str | None = Field(
+        None, description="folder with the data sets (else RPEL_DATA, the cache, a download)"
+    )
+    checkpoint_every: int = Field(
+        20, description="rounds between checkpoints; 0: only when interrupted", ge=0
+    )
+    threads: int | None = Field(None, description="threads (unset: as many as cores)", ge=1)
+    workers: int = Field(1, description="processes that share the run", ge=1)
+    out: str = Field("runs", description="folder for run folders")
+
+
+class Request(Spec, Execution):
+    """A Spec with its Execution: what a TOML file, a command line or a run folder holds.
+
+    >>> Request(nodes=30, name="mine").spec == Spec(nodes=30)
+    True
+    """
+
+    def __init__(self, **fields: Any) -> None:  # for type checkers: values come as people write them
+        super().__init__(**fields)
+
+    @property
+    def spec(self) -> Spec:
+        """What of it determines numbers."""
+        given = self.model_dump(exclude_unset=True)
+        return Spec(**{key: value for key, value in given.items() if key in Spec.model_fields})
 
 
 def compared_fields() -> list[str]:
-    """The fields in which two settings can differ, by their metadata and nothing else.
+    """The fields in which two settings can differ: runs that differ in the seed alone are one setting.
 
     >>> [key for key in ("rule", "seed", "threads") if key in compared_fields()]
     ['rule']
     """
-    marks = {key: field.metadata for key, field in Spec.model_fields.items()}
-    return [key for key, mark in marks.items() if Identity.NEVER not in mark and PAIRED not in mark]
+    return [key for key in Spec.model_fields if key != "seed"]
 
 
-def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None = None) -> str:
-    """Twelve hexadecimal digits that name this run: its meaning, its data,
-    and the user's own objects if there are any.
+def spec_hash(spec: Spec, *others: Mapping[str, str]) -> str:
+    """Twelve hexadecimal digits that name a run: its meaning, its data, and what else determines its numbers.
 
     The Spec has nothing left open: it was resolved, or comes from a run folder. Equal hashes mean equal
-    results: every field that can change a file of the run is in the hash, with the checksums of the data.
+    results.
 
-    >>> a, b = Spec(threads=1, out="here"), Spec(threads=2, out="there")
-    >>> spec_hash(a, {}) == spec_hash(b, {}), spec_hash(a, {}) == spec_hash(a.replace(seed=1), {})
+    >>> a, b = Request(threads=1, out="here"), Request(threads=2, out="there")
+    >>> spec_hash(a) == spec_hash(b), spec_hash(a) == spec_hash(a.replace(seed=1))
     (True, False)
     """
-    meaning = spec.identity()
-    if isinstance(spec.lr, float):
-        meaning["lr"] = [[spec.rounds, spec.lr]]
-    content = json.dumps([meaning, dict(data), dict(own or {})], sort_keys=True, separators=(",", ":"))
+    content = json.dumps([spec.meaning(), *map(dict, others)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
@@ -367,15 +520,21 @@ def spec_hash(spec: Spec, data: Mapping[str, str], own: Mapping[str, str] | None
 
 def presets() -> list[str]:
     """The names of the presets."""
-    return sorted(p.name.removesuffix(".toml") for p in _shelf().iterdir() if p.name.endswith(".toml"))
+    return sorted(p.name.removesuffix(".toml") for p in _presets().iterdir() if p.name.endswith(".toml"))
 
 
-def _shelf() -> Any:
+def preset_text(name: str) -> str:
+    """Return the TOML of a preset."""
+    text: str = (_presets() / f"{name}.toml").read_text("utf-8")
+    return text
+
+
+def _presets() -> Any:
     return resources.files("rpel") / "presets"
 
 
-def load(source: str | Path) -> Spec:
-    """The Spec of a preset's name, a TOML file, or a run folder.
+def load(source: str | Path) -> Request:
+    """The Request of a preset's name, a TOML file, or a run folder.
 
     >>> load("mnist-100").b_hat
     7
@@ -384,9 +543,7 @@ def load(source: str | Path) -> Spec:
     ValueError: there is no preset and no file 'mnist-10'; the nearest is 'mnist-100'
     """
     if str(source) in presets():
-        return _made(
-            tomllib.loads((_shelf() / f"{source}.toml").read_text("utf-8")), str(source), str(source)
-        )
+        return _made(tomllib.loads(preset_text(str(source))), str(source), str(source))
     path = Path(source)
     if path.is_dir():
         return load_folder(path)
@@ -395,8 +552,8 @@ def load(source: str | Path) -> Spec:
     return _made(read_toml(path), path.stem, str(path))
 
 
-def load_folder(path: Path) -> Spec:
-    """The Spec of a run folder."""
+def load_folder(path: Path) -> Request:
+    """The Request of a run folder."""
     file = path / "spec.toml"
     if not path.exists():
         raise ValueError(f"there is no run folder {str(path)!r}")
@@ -405,35 +562,33 @@ def load_folder(path: Path) -> Spec:
     return _made(read_toml(file), path.name, str(file), run_folder=True)
 
 
-def _made(content: dict[str, Any], name: str, where: str, run_folder: bool = False) -> Spec:
+def _made(content: dict[str, Any], name: str, where: str, run_folder: bool = False) -> Request:
     fields = {"name": name, **content}
     if not run_folder and "preset" in fields:
         base = fields.pop("preset")
         if base not in presets():
-            raise ValueError(f"{where}: there is no preset {base!r}; {nearest(str(base), presets())}")
+            raise ValueError(f"{where}: {unknown('preset', base, presets())}")
         return load(base).replace(**fields)
-    return Spec(**fields)
+    return Request(**fields)
 
 
-def to_toml(spec: Spec) -> str:
+def to_toml(job: Request) -> str:
     """All fields as TOML that :func:`load` reads back, each with its meaning; unset ones stand as comments.
 
-    >>> print(to_toml(Spec(byzantine=3))[:60])
-    name = "run"                      # first part of the run fo
+    >>> print(to_toml(Request(byzantine=3))[:60])
+    dataset = "mnist-sample"          # data set: a name, or mod
     """
     lines = []
-    own_first = sorted(Spec.model_fields.items(), key=lambda item: item[0] in Training.model_fields)
-    for key, field in own_first:
-        value = getattr(spec, key)
-        text = f"# {key} =" if value is None else f"{key} = {_toml_value(value)}"
+    for key, field in ordered_fields().items():
+        value = getattr(job, key)
+        written = f"{key} = " if value is None else tomli_w.dumps({key: value}).strip()
+        text = f"# {written}".strip() if value is None else written
         hint = " (planned)" if value is None and key in ("pull", "b_hat") else ""
         lines.append(f"{text:<33} # {field.description}{hint}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(tomli_w.dumps({key: item}).strip() for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    return tomli_w.dumps({"k": value}).strip().removeprefix("k = ")
+def ordered_fields() -> dict[str, Any]:
+    """Return every field of a Request by name: what is trained on and among whom, how, and where."""
+    own = {key: field for key, field in Spec.model_fields.items() if key not in Training.model_fields}
+    return {**own, **Training.model_fields, **Execution.model_fields}

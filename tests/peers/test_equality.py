@@ -160,7 +160,7 @@ def by_simulator(task: Objective, rounds: int, hyper: Training | None = None, **
     hyper, others = hyper or training(HYPER), {"pull": PULL, "b_hat": B_HAT, **others}
     spec = Spec(
         nodes=NODES, byzantine=0, rounds=rounds, lr=hyper.lr, momentum=hyper.momentum,
-        weight_decay=hyper.weight_decay, optimizer=hyper.optimizer, optimizer_params=hyper.optimizer_params,
+        weight_decay=hyper.weight_decay, optimizer=hyper.optimizer,
         attack="none", **others,
     )  # fmt: skip
     run = Engine(resolve(spec), task)
@@ -227,14 +227,14 @@ def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(
     tmp_path: Path, one_thread: None
 ) -> None:
     task, rounds = LeastSquares(), 10
-    table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw", "optimizer_params": {"eps": 1e-6}}
+    table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw(eps=1e-6)"}
     hyper = training({**HYPER, **table}, rounds=rounds)
     files = found(
         tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, initial=task.initial(),
         layout=Layout.of({"x": task.initial()}), outer="nesterov", outer_lr=0.6, outer_momentum=0.8,
     )  # fmt: skip
     real = by_peers(files, task, hyper, steps=3)
-    outer = {"outer": "nesterov", "outer_lr": 0.6, "outer_momentum": 0.8}
+    outer = {"outer": "nesterov(0.6, momentum=0.8)"}
     simulated = by_simulator(task, rounds, hyper, local_steps=3, **outer)
     without = by_simulator(task, rounds, hyper, local_steps=3)
     assert np.abs(simulated - without).max() > 1e-2, "the outer step changes nothing"

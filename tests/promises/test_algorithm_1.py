@@ -108,8 +108,8 @@ def test_search_for_one_vector_for_many_looks_at_sixteen_drawn_victims() -> None
         return np.median(x, axis=0)
 
     fields = {
-        "nodes": 24, "byzantine": 1, "pull": 21, "b_hat": 1, "rounds": 1, "rule": noticed, "consistent": True,
-        "attack": "strongest(of=foe, evaluations=3)",
+        "nodes": 24, "byzantine": 1, "pull": 21, "b_hat": 1, "rounds": 1, "rule": noticed,
+        "attack": "strongest(of=foe, evaluations=3, consistent=true)",
     }  # fmt: skip
     case = Case(fields)
     case.run()
@@ -138,8 +138,7 @@ def test_attackers_who_choose_places_take_one_by_one_who_touches_most_honest_nod
 ) -> None:
     """Not simply those with the most neighbours: an edge between two of them is lost on both."""
     fields = {
-        "method": "cs-plus",
-        "placement": "adversarial",
+        "method": "cs-plus(placement=adversarial)",
         "rounds": 1,
         "pull": 6,
         "b_hat": 3,

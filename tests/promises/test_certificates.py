@@ -39,7 +39,8 @@ def test_attackers_who_choose_their_places_are_all_counted_on() -> None:
         "method": "cs-plus",
     }
     planned = {
-        placed: tiny(None, placement=placed, **few).certificate for placed in ("random", "adversarial")
+        placed: tiny(None, **{**few, "method": f"cs-plus(placement={placed})"}).certificate
+        for placed in ("random", "adversarial")
     }
     assert {placed: actual["plan"]["b_hat"] for placed, actual in planned.items()} == {
         "random": 2,

@@ -198,9 +198,9 @@ def test_run_takes_rules_and_attacks_as_objects_functions_and_names(tmp_path: Pa
     def accuracy(**given: Any) -> list[float]:
         return rpel.simulate(out=None, **SMALL, **given).models.tolist()  # type: ignore[no-any-return]
 
-    by_name = accuracy(rule="trimmed_mean", attack="foe", attack_params={"zeta": 2.0})
+    by_name = accuracy(rule="trimmed_mean", attack="foe(zeta=2)")
     assert accuracy(rule=rpel.rule("trimmed_mean", f=9), attack=rpel.attack("foe", zeta=2.0)) == by_name
-    same = accuracy(rule=middle, attack=shrunk, attack_params={"share": -1.0})
+    same = accuracy(rule=middle, attack=f"{__name__}:shrunk(share=-1)")
     assert accuracy(rule=f"{__name__}:middle", attack=rpel.attack(shrunk, share=-1.0)) == same
     assert accuracy(rule=lambda x: x[0], attack=shrunk) != same
 

@@ -39,7 +39,7 @@ def test_divergence_is_warned_of_once_in_its_round(caplog: pytest.LogCaptureFixt
 def test_divergence_is_in_the_summary_and_in_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fields = ["--model", "linear", "--lr", "100000", "--rounds", "20", "--out", str(tmp_path)]
+    fields = ["--model", "linear", "-s", "lr=100000", "--rounds", "20", "--out", str(tmp_path)]
     out, err = command("run", "quickstart", *fields, capsys=capsys)
     assert "16 of 16 honest nodes" in out
     assert "16 of 16 honest nodes have diverged" in err

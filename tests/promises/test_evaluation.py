@@ -90,7 +90,7 @@ def test_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() ->
     y = np.repeat([0, 1, 2], 5)
     result = rpel.simulate(
         network(), (np.repeat(x, 5, axis=0), y), (x, np.arange(3)), nodes=5, byzantine=2, pull=4, b_hat=2,
-        rounds=2, attack="label_flip", partition="virtual", alpha=1e-3, batch_size=3, eval_size=3, seed=22,
+        rounds=2, attack="label_flip", partition="virtual(1e-3)", batch_size=3, eval_size=3, seed=22,
         out=None,
     )  # fmt: skip
     assert result.models.shape == (3, PARAMETERS)
@@ -101,8 +101,8 @@ def test_gradient_norm_of_virtual_shares_leaves_out_what_hostile_nodes_hold() ->
 def test_backdoors_success_is_counted_on_the_images_that_are_evaluated() -> None:
     """Fifty images between, all of them at the end; those of the target's own class do not count."""
     result = rpel.simulate(
-        "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, attack="backdoor",
-        attack_params={"target": 3}, rule="mean", eval_every=2, eval_size=50, lr=0.3, out=None,
+        "linear", nodes=8, byzantine=2, pull=6, b_hat=2, rounds=4, 
+        attack="backdoor(target=3)", rule="mean", eval_every=2, eval_size=50, lr=0.3, out=None,
     )  # fmt: skip
     between, last = result.rows[1], result.final
     for key, nodes in (("attack_success_mean", 6), ("attack_success_worst", 1)):

@@ -19,13 +19,13 @@ SMALL = {
     "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50",
     "lr": "0.1", "threads": "1",
 }  # fmt: skip
-FLAGS = [part for key, value in SMALL.items() for part in (f"--{key.replace('_', '-')}", value)]
+FLAGS = [part for key, value in SMALL.items() for part in ("-s", f"{key}={value}")]
 
 
 def started(out: Path, rounds: int, checkpoint_every: int) -> "subprocess.Popen[str]":
     """A real process on its way, so long that it does not end before it is told to."""
     command = [sys.executable, "-m", "rpel", "run", "quickstart", *FLAGS, "--rounds", str(rounds)]
-    command += ["--checkpoint-every", str(checkpoint_every), "--out", str(out)]
+    command += ["-s", f"checkpoint_every={checkpoint_every}", "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
         {},
         {"attack": "label_flip"},
         {"attack": "stale"},
-        {"attack": "mimic_heuristic", "attack_params": {"learning_rounds": 4}},
+        {"attack": "mimic_heuristic(learning_rounds=4)"},
         {"output": "uniform", "no_show": 0.2, "local_steps": 2},
         {"method": "all-to-all", "pull": 7, "model": "C(2)-B-R-M-L(10)-S"},
     ],

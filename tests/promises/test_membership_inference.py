@@ -11,7 +11,7 @@ from support.commands import rpel
 
 RUN: dict[str, Any] = {
     "model": "linear", "nodes": 20, "byzantine": 2, "rounds": 16, "batch_size": 50, "partition": "iid",
-    "lr": 0.02, "momentum": 0.0, "max_grad_norm": 0.1, "noise_multiplier": 4.0, "target_delta": 1e-6,
+    "lr": 0.02, "momentum": 0.0, "privacy": "dp(clip=0.1, noise=4, delta=1e-6)",
     "threads": 1,
 }  # fmt: skip
 

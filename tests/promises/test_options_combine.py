@@ -15,9 +15,9 @@ SMALL: dict[str, Any] = {
     "batch_size": 10, "partition": "iid",
 }  # fmt: skip
 ASKED: dict[str, dict[str, Any]] = {
-    "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.3"},
+    "asynchronous": {"timing": "asynchronous(speeds=lognormal(0.3))"},
     "wire": {"wire": "int8"},
-    "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "target_delta": 1e-3},
+    "privacy": {"privacy": "dp(clip=1, noise=1, delta=1e-3)"},
     "outer": {"outer": "nesterov", "local_steps": 2},
     "optimizer": {"optimizer": "adam", "lr": 0.01},
     "backend": {"backend": "torch"},

@@ -76,12 +76,12 @@ def test_plan_warns_of_a_delta_above_one_over_the_examples(capsys: pytest.Captur
 
 RUN: dict[str, Any] = {
     "model": "linear", "nodes": 6, "byzantine": 1, "rounds": 4, "local_steps": 2, "batch_size": 20,
-    "eval_every": 2, "eval_size": 50, "max_grad_norm": 1.0, "noise_multiplier": 4.0, "target_delta": 1e-5,
+    "eval_every": 2, "eval_size": 50, "privacy": "dp(clip=1, noise=4, delta=1e-5)",
 }  # fmt: skip
 
 
 def test_private_run_keeps_gradient_norms_of_training_examples_to_itself() -> None:
-    fields = {**RUN, "rounds": 2, "target_delta": None, "noise_multiplier": None}
+    fields = {**RUN, "rounds": 2, "privacy": "dp(clip=1)"}
     clipped, private = package.simulate(**fields), package.simulate(**{**RUN, "rounds": 2})
     assert [row["grad_norm"] for row in private.rows] == [None, None]
     assert private.final["loss"] is not None
@@ -91,7 +91,12 @@ def test_private_run_keeps_gradient_norms_of_training_examples_to_itself() -> No
 def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = (package.simulate(**{**RUN, "rounds": 2, "noise_multiplier": s}, out=tmp_path) for s in (4.0, 8.0))
+    a, b = (
+        package.simulate(
+            **{**RUN, "rounds": 2, "privacy": f"dp(clip=1, noise={noise}, delta=1e-5)"}, out=tmp_path
+        )
+        for noise in (4, 8)
+    )
     content = json.loads(rpel("compare", str(a.path), str(b.path), "--json", capsys=capsys)[0])["final"][
         "epsilon"
     ]
@@ -103,16 +108,15 @@ def test_compare_shows_the_epsilon_of_two_private_runs_and_their_difference(
 
 
 def test_target_alone_plans_one_noise_that_holds_for_the_worst_node() -> None:
-    fields = {**RUN, "noise_multiplier": None, "target_epsilon": 0.5}
+    fields = {**RUN, "privacy": "dp(clip=1, epsilon=0.5, delta=1e-5)"}
     stated = package.simulate(**fields).certificate["privacy"]
     assert 0.99 * 0.5 < stated["epsilon"] <= 0.5
     assert stated["epsilon_median"] < stated["epsilon"]
 
 
 def test_run_without_noise_states_no_epsilon() -> None:
-    public = {key: value for key, value in RUN.items() if not key.startswith(("max_grad", "noise", "target"))}
-    for fields in (public, {**public, "max_grad_norm": 1.0}):
-        run = package.simulate(**fields)
+    for privacy in ("none", "dp(clip=1)"):
+        run = package.simulate(**{**RUN, "privacy": privacy})
         assert run.certificate["privacy"] is None
         assert {row["epsilon"] for row in run.rows} == {None}
 
@@ -122,7 +126,7 @@ def test_private_runs_learn_under_attack_and_do_not_depend_on_threads() -> None:
         **RUN,
         "rounds": 15,
         "batch_size": 40,
-        "noise_multiplier": 0.5,
+        "privacy": "dp(clip=1, noise=0.5, delta=1e-5)",
         "partition": "iid",
         "local_steps": 1,
     }

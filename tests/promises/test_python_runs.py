@@ -103,7 +103,7 @@ def test_violation_is_reported_with_node_and_round(tmp_path: Path) -> None:
 
 
 def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Path) -> None:
-    result = tiny(tmp_path, rule="mean", attack="foe", attack_params={"zeta": 1e30}, rounds=4)
+    result = tiny(tmp_path, rule="mean", attack="foe(zeta=1e30)", rounds=4)
     assert result.path is not None
 
     def refuse(word: str) -> None:
@@ -123,12 +123,11 @@ def test_huge_numbers_are_written_as_they_are_while_they_are_finite(tmp_path: Pa
 def test_backdoor_succeeds_less_with_a_robust_rule_than_with_averaging() -> None:
     shared: dict[str, Any] = {
         "dataset": "mnist-sample-8x8", "nodes": 12, "byzantine": 3, "pull": 8, "b_hat": 3, "rounds": 30,
-        "lr": 0.5, "partition": "iid", "attack": "backdoor", "attack_params": {"target": 7}, "eval_every": 30,
+        "lr": 0.5, "partition": "iid", "attack": "backdoor(target=7)", "eval_every": 30,
         "out": None,
     }  # fmt: skip
     mean, robust, clean = (
-        simulate("linear", **{**shared, **other})
-        for other in ({"rule": "mean"}, {}, {"attack": "alie", "attack_params": {}})
+        simulate("linear", **{**shared, **other}) for other in ({"rule": "mean"}, {}, {"attack": "alie"})
     )
     worst, least = mean.final["attack_success_worst"], robust.final["attack_success_mean"]
     assert 0 <= robust.final["attack_success_mean"] <= robust.final["attack_success_worst"] <= 1
@@ -140,11 +139,11 @@ def test_backdoor_succeeds_less_with_a_robust_rule_than_with_averaging() -> None
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"share": 0}, "a share above 0"),
-        ({"target": -1}, "the number of a class"),
-        ({"size": 3}, "knows no parameter"),
+        ("share=0", "a share above 0"),
+        ("target=-1", "the number of a class"),
+        ("size=3", "has no parameter"),
     ],
 )
-def test_parameters_that_no_backdoor_has_are_refused(wrong: dict[str, Any], why: str) -> None:
+def test_parameters_that_no_backdoor_has_are_refused(wrong: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        simulate("linear", attack="backdoor", attack_params=wrong, out=None)
+        simulate("linear", attack=f"backdoor({wrong})", out=None)

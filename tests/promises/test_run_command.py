@@ -17,7 +17,7 @@ SMALL = {
     "model": "linear", "nodes": "8", "byzantine": "1", "pull": "4", "eval_every": "100", "eval_size": "50",
     "lr": "0.1", "threads": "1",
 }  # fmt: skip
-FLAGS = [part for key, value in SMALL.items() for part in (f"--{key.replace('_', '-')}", value)]
+FLAGS = [part for key, value in SMALL.items() for part in ("-s", f"{key}={value}")]
 
 
 def test_run_ends_with_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,11 +68,12 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "rule" not in fields
     mine = tmp_path / "mine.toml"
     mine.write_text(rpel("show", "quickstart", capsys=capsys)[0])
-    changed = [*FLAGS, "--rounds", "2", "--out", str(tmp_path / "runs"), "--silent", "--attack-params", "z=1"]
+    changed = [*FLAGS, "--rounds", "2", "--out", str(tmp_path / "runs"), "--attack", "alie(z=1)"]
+    changed += ["-s", "silent=true"]
     path = json.loads(rpel("run", str(mine), *changed, "--json", capsys=capsys)[0])["path"]
     stored = tomllib.loads(rpel("show", path, capsys=capsys)[0])
     assert (stored["rounds"], stored["pull"], stored["b_hat"], stored["silent"]) == (2, 4, 1, True)
-    assert stored["attack_params"] == {"z": 1}
+    assert stored["attack"] == "alie(z=1)"
     assert json.loads(rpel("show", path, "--json", capsys=capsys)[0])["threads"] == 1
     assert json.loads(rpel("run", path, "--out", str(tmp_path / "runs"), "--json", capsys=capsys)[0])[
         "reused"
@@ -92,13 +93,13 @@ def test_show_prints_toml_that_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
             ["pull 15", "b_hat 8", "best_below_half is b_hat 7", "0.9739"],
         ),
         (["run", "quickstart", "--model", "mnst"], ["'mnst'", "'mnist'"]),
-        (["run", "quickstart", "--batch-size", "5000"], ["5000", "80000 examples"]),
+        (["run", "quickstart", "-s", "batch_size=5000"], ["5000", "80000 examples"]),
         (["run", "mnist-30", "--data-dir", "nowhere"], ["nowhere"]),
         (["run", "femnist-30"], ["femnist", "--data-dir", "LEAF"]),
         (["show", "quickstrat"], ["'quickstrat'", "'quickstart'"]),
         (["resume", "nowhere"], ["'nowhere'", "run folder"]),
         (["run"], ["PRESET"]),
-        (["run", "quickstart", "--partition", "own"], ["partition of its own", "from Python"]),
+        (["run", "quickstart", "-s", "partition=own"], ["partition of its own", "from Python"]),
     ],
 )
 def test_bad_run_options_exit_with_2_and_name_the_value(
@@ -128,7 +129,7 @@ def test_fixed_graphs_have_no_guarantee_and_pushing_voids_it(
     base = ("run", "quickstart", *FLAGS, "--rounds", "2", "--out", str(tmp_path), "--json")
     on_graph = json.loads(rpel(*base, "--method", "gts", capsys=capsys)[0])
     assert on_graph["certificate"]["guarantee"] == "none"
-    flood = ("--method", "el-local", "--attack", "foe", "--attack-params", "flood=true")
+    flood = ("--method", "el-local", "--attack", "foe(flood=true)")
     pushed = json.loads(rpel(*base, *flood, capsys=capsys)[0])
     assert pushed["certificate"]["guarantee"] == "void"
 

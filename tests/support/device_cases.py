@@ -24,9 +24,9 @@ SMALL: Fields = {
 }  # fmt: skip
 NETWORK = "C(4)-R-B-M-D-L(10)-S"
 PRIVATE = "C(4)-R-M-D-L(10)-S"
-PARAMETERS: dict[str, Fields] = {
-    "stale": {"delay": 2}, "strongest": {"of": "alie+spectral", "evaluations": 4},
-    "min_sum": {"direction": "unit"}, "min_max": {"direction": "sign", "a": 0.9}, "alie": {"z": "max"},
+PARAMETERS = {
+    "stale": "(delay=2)", "strongest": "(of=alie+spectral, evaluations=4)", "min_sum": "(direction=unit)",
+    "min_max": "(direction=sign, a=0.9)", "alie": "(z=max)",
 }  # fmt: skip
 """min_max with a = 1 makes two distances equal, so rounding alone would decide who is a neighbour."""
 
@@ -37,25 +37,23 @@ def cases() -> dict[str, Fields]:
     rules = [*rules, *(f"{name}+median" for name in BEFORE), "nnm+krum", "nnm+trimmed_mean"]
     actual: dict[str, Fields] = {f"rule-{name}": {"rule": name} for name in rules}
     actual["rule-bulyan"]["pull"] = 10
-    actual |= {
-        f"attack-{name}": {"attack": name, "attack_params": PARAMETERS.get(name, {})} for name in ATTACKS
-    }
+    actual |= {f"attack-{name}": {"attack": f"{name}{PARAMETERS.get(name, '')}"} for name in ATTACKS}
     actual |= {f"method-{name}": {"method": name, **_own_pull(name)} for name in METHODS}
     actual |= {
         "wire-int8": {"wire": "int8"}, "no-show": {"no_show": 0.2},
-        "consistent": {"consistent": True, "attack": "strongest", "attack_params": {"evaluations": 4}},
+        "consistent": {"attack": "strongest(evaluations=4, consistent=true)"},
         "adamw": {"optimizer": "adamw", "lr": 0.01}, "outer": {"outer": "nesterov"},
         "uniform": {"output": "uniform"}, "local-steps": {"local_steps": 2},
-        "exposed": {"attack_params": {"targeting": "most-exposed"}}, "network-many": {"model": NETWORK},
+        "exposed": {"attack": "alie(targeting=most-exposed)"}, "network-many": {"model": NETWORK},
         "network-alone": {"model": NETWORK},
-        "asynchronous": {"asynchronous": True, "speeds": "lognormal:0.5"},
+        "asynchronous": {"timing": "asynchronous(speeds=lognormal(0.5))"},
         "asynchronous-fang": {
-            "asynchronous": True, "speeds": "stragglers:0.3,3", "attack": "fang", "outer": "nesterov",
+            "timing": "asynchronous(speeds=stragglers(0.3, 3))", "attack": "fang", "outer": "nesterov",
         },
-        "asynchronous-adamw": {"asynchronous": True, "speeds": "lognormal:0.5", "optimizer": "adamw",
+        "asynchronous-adamw": {"timing": "asynchronous(speeds=lognormal(0.5))", "optimizer": "adamw",
             "lr": 0.01},
-        "private": {"max_grad_norm": 0.5, "noise_multiplier": 1.0, "target_delta": 1e-3},
-        "clipped-alone": {"model": PRIVATE, "max_grad_norm": 0.5},
+        "private": {"privacy": "dp(clip=0.5, noise=1, delta=1e-3)"},
+        "clipped-alone": {"model": PRIVATE, "privacy": "dp(clip=0.5)"},
     }  # fmt: skip
     return actual
 

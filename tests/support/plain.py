@@ -83,6 +83,11 @@ class Case:
             return self["byzantine"]
         return {**usual, **self.fields}[key]
 
+    @property
+    def method(self) -> str:
+        """The name of its method, without parameters."""
+        return str(self["method"]).partition("(")[0]
+
     def run(self, out: Any = None) -> Any:
         """``rpel.simulate`` of it."""
         x, y = examples(self.honest_count)
@@ -111,11 +116,11 @@ class Case:
     def wanted(self, t: int, node: int) -> list[int]:
         """Whose models a node gets in round t."""
         n, s, seed = self["nodes"], self["pull"], self["seed"]
-        if self["method"] == "rpel":
+        if self.method == "rpel":
             return _ints(sample_without_replacement(seed, "pull", t, np.array([node]), n, s)[0])
-        if self["method"] in ("all-to-all", "nna"):
+        if self.method in ("all-to-all", "nna"):
             return [j for j in range(n) if j != node]
-        if self["method"] == "el-local":
+        if self.method == "el-local":
             sent = sample_without_replacement(seed, "push", t, np.arange(n), n, s)
             return [j for j in range(n) if node in sent[j]]
         assert self.adjacency is not None
@@ -172,13 +177,13 @@ class Case:
             known |= dict.fromkeys(bad, ATTACKS[self["attack"]](victim))
         models = np.array([half[i], *(known[j] for j in wanted)])
         marks = np.array([False, *(j in bad for j in wanted)])
-        if weights is None or self["method"] == "balance":
+        if weights is None or self.method == "balance":
             return rule(models)
-        return gossip(self["method"], models, weights[[honest[i], *wanted]], self["b_hat"], marks)
+        return gossip(self.method, models, weights[[honest[i], *wanted]], self["b_hat"], marks)
 
     def _rule(self, t: int, node: int) -> Callable[[Array], Array]:
         """The rule for one node in one round; it keeps the half-step where too few models came."""
-        method, b_hat = self["method"], self["b_hat"]
+        method, b_hat = self.method, self["b_hat"]
         if method == "balance":
             return lambda x: balance(x, t / self["rounds"])
         usual = {"nna": "monna", "el-local": "mean"}.get(method, "nnm+trimmed_mean")

@@ -12,14 +12,14 @@ from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.loop import train
 from rpel.simulation.methods import resolve
 from rpel.simulation.workers import END, SharedEngine, joined, pinned, serve
-from rpel.spec import Spec
+from rpel.spec import Request
 
 
 def main(cases: Path, out: Path, size: int) -> None:
     received = []
-    with pinned(1), joined(Spec(workers=size)) as group:
+    with pinned(1), joined(Request(workers=size)) as group:
         for number, fields in enumerate(json.loads(cases.read_text())):
-            spec, before = Spec(**fields), group.received
+            spec, before = Request(**fields), group.received
             if group.rank:
                 assert serve(group, spec) == 0
             else:
@@ -28,7 +28,7 @@ def main(cases: Path, out: Path, size: int) -> None:
     (out / f"received-{group.rank}.json").write_text(json.dumps(received))
 
 
-def drive(shared: SharedEngine, spec: Spec, folder: RunFolder) -> None:
+def drive(shared: SharedEngine, spec: Request, folder: RunFolder) -> None:
     run = resolve(spec)
     inputs = gather(run, Inputs())
     with folder.locked(), shared.built(run, inputs) as engine:

@@ -18,7 +18,7 @@ from rpel.errors import unknown
         ("krum(neighbours=m-f-2)", (), {"neighbours": "m-f-2"}),
         ("strongest(of=alie+spectral)", (), {"of": "alie+spectral"}),
         ("strongest(of= alie( z = 2 ) + foe)", (), {"of": "alie(z=2)+foe"}),
-        ("steps(500:0.5, 1000:1e-1)", ([500, 0.5], [1000, 0.1]), {}),
+        ("steps(500:0.5, 1000:1e-1)", ((500, 0.5), (1000, 0.1)), {}),
         ("adamw(betas=[0.9, 0.95], fused=false)", (), {"betas": [0.9, 0.95], "fused": False}),
         ("dirichlet(inf)", ("inf",), {}),
         ("backdoor(share=.5, target=-1)", (), {"share": 0.5, "target": -1}),
@@ -27,6 +27,7 @@ from rpel.errors import unknown
         ("my.module:rule(path='a b', again=\"it's\")", (), {"path": "a b", "again": "it's"}),
         ("data(folder=/mnt/x.csv)", (), {"folder": "/mnt/x.csv"}),
         ("x(y=[])", (), {"y": []}),
+        ("x(model=C(4)-R-M-L(10)-S, lr=.1)", (), {"model": "C(4)-R-M-L(10)-S", "lr": 0.1}),
     ],
 )  # fmt: skip
 def test_a_component_is_read_and_written(
@@ -77,7 +78,7 @@ def test_every_component_is_read_as_it_was_written(
 
 def test_values_alone() -> None:
     assert repr(parse_value("5")) == "5"
-    assert parse_value("0.1:3") == [0.1, 3]
+    assert parse_value("0.1:3") == (0.1, 3)
     assert parse_value("'0.5'") == "0.5"
 
 

@@ -126,6 +126,16 @@ class Attack:
         if self.targeting not in ("all", "most-exposed"):
             raise ValueError(f"targeting is 'all' or 'most-exposed', not {self.targeting!r}")
 
+    def __str__(self) -> str:
+        """Return the text that makes the same attack.
+
+        >>> str(attack("sf")), str(attack("alie(2, targeting=most-exposed)"))
+        ('sign_flipping', 'alie(z=2, targeting=most-exposed)')
+        """
+        how = {key: getattr(self, key) for key in ("targeting", "consistent", "flood")}
+        changed = {key: value for key, value in how.items() if value not in ("all", False)}
+        return str(Component(self.name, (), {**self.parameters, **changed}))
+
     @property
     def traits(self) -> Traits:
         """What its function declares."""

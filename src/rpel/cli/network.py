@@ -82,7 +82,7 @@ def new(
         Option(
             metavar="KEY=VALUE",
             help="What all members train with: lr=0.1,batch_size=20, or JSON. All tasks know lr, momentum, "
-            "weight_decay, batch_size and optimizer, built-in ones also model, partition and alpha.",
+            "weight_decay, batch_size and optimizer, built-in ones also model and partition.",
         ),
     ] = None,
     outer: Annotated[

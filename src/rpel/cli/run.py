@@ -1,12 +1,10 @@
 """``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option,
 made from the field itself."""
 
-import inspect
 import sys
-from collections.abc import Iterable, Iterator
-from importlib import resources
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,25 +13,64 @@ from rpel.cli import options as opt
 from rpel.cli import terminal
 from rpel.errors import nearest
 from rpel.processes import uncollected
-from rpel.record import choices
 from rpel.text import count, ends
 
 if TYPE_CHECKING:
     from rpel.runs.run import Run
 
 
-def run(source: str, force: bool, reuse: bool, tensorboard: bool, as_json: bool, **options: Any) -> None:
-    """Train among simulated nodes, some of them hostile, and keep the run in a folder named by its meaning.
+@opt.described
+def run(
+    source: str, attack: str | None = None, rule: str | None = None, method: str | None = None,
+    nodes: str | None = None, byzantine: str | None = None, pull: str | None = None,
+    b_hat: str | None = None, rounds: str | None = None, dataset: str | None = None,
+    data_dir: opt.DataDir = None, model: str | None = None, seed: str | None = None,
+    seeds: str | None = None, device: str | None = None, workers: str | None = None,
+    out: str | None = None, fields: list[str] | None = None, force: bool = False,
+    reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
+) -> None:  # fmt: skip
+    """Simulate training among nodes, some of them hostile, and keep the run in a folder.
 
     Presets: quickstart, mnist-30, mnist-100, cifar10-20, femnist-30, scale-100k, scale-1m; for a GPU
     cifar10-100, resnet18-cifar10; and real federations: femnist-writers, reviews-16, shakespeare, heart-4. A
-    file holds the fields below (see rpel show). A field keeps its value from there unless its option is
-    given. A run that is known to be the same (specification, data, code) is not repeated if it is finished,
-    and goes on from its last checkpoint if not.
+    field keeps its value from the preset or file unless it is set here; rpel list fields describes all of
+    them. A finished run is not repeated, and an unfinished one goes on from its last checkpoint.
 
-    Example: rpel run quickstart --attack foe --byzantine 3
+    Example: rpel run quickstart --attack foe -s batch_size=50
+
+    Arguments:
+        source (PRESET|FILE.toml): A preset, a TOML file or a run folder.
+
+    Options:
+        attack: What hostile nodes send, such as foe or alie(z=1.5).
+        rule: How models are aggregated, such as mean or nnm+median.
+        method: How nodes exchange models, such as rpel, all-to-all or cs-plus.
+        nodes (N): Number of nodes, n.
+        byzantine (B): How many of them are hostile, b.
+        pull (S): Peers pulled per node and round, s; or plan.
+        b_hat: Hostile answers that a round survives; or plan.
+        rounds (T): Rounds.
+        dataset: Data set: a name, or module:function of yours.
+        model: Network: a name, or the paper's notation.
+        seed (N): Where all randomness comes from.
+        seeds: Several runs, such as 0-4 or 0,1,7; with intervals.
+        device: Where models and data live: cpu, cuda, cuda:1, mps.
+        workers (N): Processes that share the run.
+        out: Folder for run folders. [runs]
+        fields (--set, -s): Any other field, as in batch_size=50; may be given several times.
+        force: Begin anew, even if it is finished.
     """
-    spec = specs.load(source).replace(**opt.given(**options))
+    changes = opt.given(
+        attack=attack, rule=rule, method=method, nodes=nodes, byzantine=byzantine, pull=pull, b_hat=b_hat,
+        rounds=rounds, dataset=dataset, data_dir=data_dir, model=model, seed=seed, seeds=seeds, device=device,
+        workers=workers, out=out,
+    )  # fmt: skip
+    for text in fields or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text!r} is not valid: write FIELD=VALUE, such as batch_size=50")
+        changes[key.strip().replace("-", "_")] = value.strip()
+    spec = specs.load(source).replace(**changes)
     with terminal.display() as shown:
         with uncollected():
             from rpel.simulation.run import run as run_spec
@@ -114,54 +151,9 @@ def show(
         print(specs.to_toml(spec), end="")
 
 
-# --- options from fields ------------------------------------------------------------------------------------
-
-
-def _options() -> Iterator[inspect.Parameter]:
-    """The source, one option for each field of a Spec, and the flags of the command."""
-    source = typer.Argument(
-        metavar="PRESET|FILE.toml", help="A preset, a TOML file or a run folder.", show_default=False
-    )
-    yield _parameter("source", Annotated[str, source], inspect.Parameter.empty)
-    for key, field in specs.Spec.model_fields.items():
-        flag = f"--{key.replace('_', '-')}"
-        names = [flag, "--param"] if key == "attack_params" else [flag]
-        default = "" if field.default in (None, {}) else f" [unless the source says: {field.default}]"
-        about = field.description or key
-        text = f"{about[0].upper()}{about[1:]}.{default}"
-        if field.annotation is bool:
-            option = typer.Option(f"{flag}/--not-{key}", help=text)
-            yield _parameter(key, Annotated[bool | None, option], None)
-        else:
-            option = typer.Option(*names, help=text, metavar=_metavar(field))
-            yield _parameter(key, Annotated[str | None, option], None)
-    force = typer.Option("--force", help="Begin anew, even if it is finished.")
-    yield _parameter("force", Annotated[bool, force], False)
-    yield _parameter("reuse", opt.Reuse, False)
-    yield _parameter("tensorboard", opt.TensorBoard, False)
-    yield _parameter("as_json", opt.Json, False)
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _metavar(field: Any) -> str:
-    """What stands for the value in the help: the choices of a name, else its kind."""
-    kinds = get_args(field.annotation)
-    if kinds and all(isinstance(kind, str) for kind in kinds):
-        return "|".join(choices(field.annotation))
-    if int in (field.annotation, *kinds):
-        return "INTEGER"
-    return "NUMBER" if field.annotation is float else "TEXT"
-
-
-run.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
-
-
 # --- names --------------------------------------------------------------------------------------------------
 
-_KINDS = ("rules", "attacks", "methods", "datasets", "presets")
+_KINDS = ("rules", "attacks", "methods", "datasets", "presets", "fields")
 _PEERS = {
     "pull": "each node pulls s random peers",
     "everybody": "each node hears all others",
@@ -187,7 +179,7 @@ _SYMBOLS = {
     "rules": "m vectors are aggregated, of which f may be hostile; rules join into chains, such as "
     "nnm+trimmed_mean",
     "attacks": "μ and σ are mean and standard deviation of the honest models that a victim gets, x_i is its "
-    "own model, W are a graph's weights; --param sets a parameter, such as z=1.5",
+    "own model, W are a graph's weights; parameters stand behind the name, as in alie(z=1.5)",
 }
 """What a list's letters mean, for a person who reads it."""
 
@@ -195,7 +187,7 @@ _SYMBOLS = {
 def list_names(
     kind: Annotated[str, typer.Argument(metavar="|".join(_KINDS))], as_json: opt.Json = False
 ) -> None:
-    """List the rules, attacks, methods, data sets or presets there are, with one line each.
+    """List the rules, attacks, methods, data sets, presets or fields there are, with one line each.
 
     Example: rpel list attacks
     """
@@ -224,7 +216,14 @@ def _names(kind: str) -> Iterable[tuple[str, str]]:
 
         return ((name, f"{_PEERS[method.peers]}; {method.rule}") for name, method in METHODS.items())
     if kind == "datasets":
-        return ((name, _DATASETS.get(name, "")) for name in choices(specs.DatasetName))
-    folder = resources.files("rpel") / "presets"
-    texts = ((name, (folder / f"{name}.toml").read_text("utf-8")) for name in specs.presets())
+        return ((name, _DATASETS[name]) for name in specs.DATASETS)
+    if kind == "fields":
+        return ((key, _field(field)) for key, field in specs.ordered_fields().items())
+    texts = ((name, specs.preset_text(name)) for name in specs.presets())
     return ((name, text.partition("\n")[0].lstrip("# ")) for name, text in texts)
+
+
+def _field(field: Any) -> str:
+    """What a field means, with its default."""
+    default = "" if field.default is None else f" [{field.default}]"
+    return f"{field.description}{default}"

@@ -16,7 +16,7 @@ from typing import Any
 from rpel.algorithm import State
 from rpel.runs.columns import Row
 from rpel.simulation.loop import Tracker
-from rpel.spec import Spec
+from rpel.spec import Request
 
 
 def _library(name: str) -> Any:
@@ -40,7 +40,7 @@ class MLflow(Tracker):
     def __init__(self, experiment: str | None = None, **options: Any) -> None:
         self.mlflow, self.experiment, self.options = _library("mlflow"), experiment, options
 
-    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
+    def begin(self, spec: Request, path: Path | None, rows: Sequence[Row]) -> None:
         """Open a run with the specification as its parameters."""
         if self.experiment is not None:
             self.mlflow.set_experiment(self.experiment)
@@ -68,7 +68,7 @@ class WandB(Tracker):
         self.wandb, self.options = _library("wandb"), options
         self.run: Any = None
 
-    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
+    def begin(self, spec: Request, path: Path | None, rows: Sequence[Row]) -> None:
         """Open a run with the specification as its configuration."""
         self.run = self.wandb.init(config=spec.model_dump(mode="json"), **{"name": spec.name, **self.options})
         for row in rows:

@@ -71,6 +71,8 @@ def rule(name: str | Stage | Callable[..., Any], **parameters: Any) -> Rule:
             (m, d) → (d,) and receives f if it has such a parameter.
         **parameters: each stage takes the ones it has; f is shared.
 
+    >>> rule("nnm+krum(neighbours=m-f-2)", f=7).kappa(31) is None
+    True
     >>> rule("nnm+trimmed_mean", f=7).kappa(31) < 20
     True
     >>> rule(lambda x: x.max(axis=0))(np.array([[1.0], [3.0]]))

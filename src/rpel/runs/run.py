@@ -16,7 +16,7 @@ from rpel.runs.certificate import Certificate, Robustness, Survival, survival
 from rpel.runs.columns import Role, Row, column, ends, headline, is_evaluated, measures, prefix
 from rpel.runs.folder import RunFolder, readable
 from rpel.runs.journal import number
-from rpel.spec import Spec, load_folder
+from rpel.spec import Request, load_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ class Run:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: Request,
         path: Path | None = None,
         *,
         rows: Sequence[Row] | None = None,
@@ -307,7 +307,7 @@ class Runs(Sequence[Run]):
         return self.runs[at]
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> Request:
         return self.runs[0].spec
 
     @property

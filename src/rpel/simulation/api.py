@@ -2,10 +2,10 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, overload
 
 from torch import nn
 
@@ -20,110 +20,51 @@ from rpel.simulation.inputs import Download, Inputs
 from rpel.simulation.loop import Callback, Interrupted, Progress, Tick
 from rpel.simulation.run import resume as _resume
 from rpel.simulation.run import run as _run
-from rpel.spec import DatasetName, MethodName, Spec
+from rpel.spec import Request, ordered_fields
 from rpel.tasks import Task
 from rpel.tasks.checks import check_model
 from rpel.tasks.engines import Loss
-from rpel.types import WireName
 
 __all__ = ["Interrupted", "Tick", "load", "resume", "simulate"]
 
 
-class Fields(TypedDict, total=False):
-    """The fields of a Spec as people write them in Python; defaults are the Spec's."""
-
-    dataset: DatasetName | str
-    data_dir: str | Path | None
-    nodes: int
-    byzantine: int
-    pull: int | Literal["plan"] | None
-    b_hat: int | Literal["plan"] | None
-    confidence: float
-    rounds: int
-    method: MethodName
-    rule: str | Rule | Callable[..., Any] | None
-    graph: Literal["random", "honest-first"]
-    placement: Literal["random", "adversarial"]
-    attack: str | Attack | Callable[..., Any]
-    attack_params: Mapping[str, Any] | str
-    partition: Literal["dirichlet", "iid", "writer", "owner", "virtual", "own"]
-    alpha: float | Literal["inf"]
-    lr: float | str | Sequence[tuple[int, float]]
-    momentum: float
-    weight_decay: float
-    batch_size: int
-    local_steps: int
-    optimizer: Any
-    optimizer_params: Mapping[str, Any] | str
-    outer: Literal["none", "nesterov"]
-    outer_lr: float
-    outer_momentum: float
-    output: Literal["last", "uniform"]
-    no_show: float
-    silent: bool
-    consistent: bool
-    wire: WireName
-    asynchronous: bool
-    speeds: str | Sequence[float]
-    jitter: float
-    latency: float
-    max_grad_norm: float | None
-    noise_multiplier: float | None
-    target_epsilon: float | None
-    target_delta: float | None
-    seed: int
-    eval_every: int
-    eval_size: int
-    checkpoint_every: int
-    backend: Literal["auto", "numba", "torch"]
-    device: str
-    threads: int | None
-    workers: int
-    name: str
-
-
-class Options(Fields, total=False):
-    """What a Spec does not hold: objects of Python, and what is done with the run."""
-
-    metric: Any
-    collate: Any
-    target: str | None
-    task: Task | None
-    callbacks: Sequence[Callback]
-    problem: Callable[[Problem], Problem] | None
-    out: str | Path | None
-    progress: bool | Progress | None
-    force: bool
-    reuse: bool
-    tensorboard: bool
-
-
-_OPTIONS: dict[str, Any] = {
-    "metric": None, "collate": None, "target": None, "task": None, "callbacks": (), "problem": None,
-    "out": None, "progress": None, "force": False, "reuse": False, "tensorboard": False,
-}  # fmt: skip
-"""The defaults of the options; those of the fields are the Spec's."""
 _Model = str | nn.Module | Factory | None
 
 
 @overload
 def simulate(
     model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
-    *, seeds: None = None, **others: Unpack[Options],
+    *, seeds: None = None, **fields: Any,
 ) -> Run: ...  # fmt: skip
 
 
 @overload
 def simulate(
     model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
-    *, seeds: str | Sequence[int], **others: Unpack[Options],
+    *, seeds: str | Sequence[int], **fields: Any,
 ) -> Runs: ...  # fmt: skip
 
 
 def simulate(
-    model: _Model = None, train: Any = None, test: Any = None, loss: Loss | None = None,
-    *, seeds: str | Sequence[int] | None = None, **others: Unpack[Options],
-) -> Run | Runs:  # fmt: skip
+    model: _Model = None,
+    train: Any = None,
+    test: Any = None,
+    loss: Loss | None = None,
+    *,
+    metric: Any = None,
+    collate: Any = None,
+    target: str | None = None,
+    task: Task | None = None,
+    callbacks: Sequence[Callback] = (),
+    problem: Callable[[Problem], Problem] | None = None,
+    out: str | Path | None = None,
+    progress: bool | Progress | None = None,
+    force: bool = False,
+    reuse: bool = False,
+    tensorboard: bool = False,
+    seeds: str | Sequence[int] | None = None,
+    **fields: Any,
+) -> Run | Runs:
     """Run Algorithm 1 among simulated nodes, some of them hostile, and return what it shows.
 
     What is trained:
@@ -142,28 +83,27 @@ def simulate(
         metric: a function metric(output, target), or a dict of named ones; columns metric.<name>_mean and
         _worst. More is better, unless it is a rpel.tasks.Metric(function, higher_is_better=False). Where
         targets are no classes there is no accuracy, and without a metric the loss is shown.
-        partition, alpha: how the training examples are shared out among the nodes.
+        partition: how the training examples are divided among the nodes: "dirichlet(0.5)", "iid",
+        "writer", "owner" or "virtual(1)".
     Who takes part:
         nodes, byzantine: n and b. pull, b_hat: peers pulled a round and hostile answers survived; planned if
         left out so that the plan holds with ``confidence`` over all nodes and ``rounds``.
-        method, rule, graph, placement: how models are exchanged and aggregated. A rule is a name,
-        module:object, a Rule, or a function f(x (m, d), f=…) -> (d,); an attack likewise,
-        or a function f(view, …) -> rows.
-        attack, attack_params, consistent, silent: what hostile nodes do. no_show:
-        how often others are late.
+        method, rule: how models are exchanged and aggregated. A rule is a name, module:object, a Rule, or a
+        function f(x (m, d), f=…) -> (d,); an attack likewise, or a function f(view, …) -> rows.
+        attack, silent: what hostile nodes do, such as "alie(z=1.5, targeting=most-exposed, consistent=true)".
+        no_show: how often others are late.
         wire: what a pulled model is made of: float32 or int8 (a quarter of the bytes).
-        asynchronous, speeds, jitter, latency: nodes that do not wait for each other; a row of the history
-        is then a unit of virtual time (column time).
+        timing: "asynchronous(speeds=lognormal(0.5), latency=0.1, jitter=0.2)" for nodes that do not wait for
+        each other; a row of the history is then a unit of virtual time (column time).
     How it is trained:
-        lr: a rate, pairs (up to round, rate), or "cosine(0.1, warmup=10)".
+        lr: a rate, "steps(500:0.5, 1000:0.1)" or such pairs in a list, or "cosine(0.1, warmup=10)".
         momentum, weight_decay, batch_size, local_steps, output: as in a Spec.
-        optimizer: "momentum", the paper's; "sgd", "adam", "adamw", torch's, with optimizer_params; or a
-        torch.optim class, or a function that makes an optimiser of some parameters.
-        What it remembers stays with its node.
-        outer, outer_lr, outer_momentum: "nesterov" takes a step after the aggregation, for many local steps.
-        max_grad_norm, noise_multiplier, target_epsilon, target_delta: differential privacy (rpel.privacy).
-        Gradients are clipped example by example, noise is added to their sum, batches are Poisson samples; a
-        target_epsilon alone plans the noise. The certificate has the final epsilon, metrics.jsonl that of
+        optimizer: "momentum", the paper's; "sgd", "adam", "adamw(eps=1e-6)", torch's; or a torch.optim class,
+        or a function that makes an optimiser of some parameters. What it remembers stays with its node.
+        outer: "nesterov(0.7, momentum=0.9)" takes a step after the aggregation, for many local steps.
+        privacy: differential privacy (rpel.privacy): "dp(clip=1, noise=1.1, delta=1e-5)", or an epsilon in
+        the place of the noise, which is then planned. Each example's gradient is clipped, noise is added to
+        their sum, batches are Poisson samples. The certificate has the final epsilon, metrics.jsonl that of
         each round.
     How it is run:
         seed: where all randomness comes from. seeds: several runs, such as "0-4";
@@ -195,51 +135,67 @@ def simulate(
     >>> len(result.history), result.certificate["held"], result.models.shape
     (2, True, (5, 7850))
     """
-    given: dict[str, Any] = {**_OPTIONS, **others, "seeds": seeds}
-    options = {key: given.pop(key) for key in _OPTIONS}
-    rule, attack, out = given.get("rule"), given.get("attack", "alie"), options["out"]
-    objects = {key: options[key] for key in ("metric", "collate", "target")}
-    if options["task"] is not None:
-        own = _of_task(options["task"], model=model, train=train, test=test, loss=loss, **objects)
-        model = options["task"].module
+    if task is not None:
+        own = _of_task(
+            task,
+            model=model,
+            train=train,
+            test=test,
+            loss=loss,
+            metric=metric,
+            collate=collate,
+            target=target,
+        )
+        model = task.module
     else:
-        own = Inputs(None if isinstance(model, str) else model, train, test, loss, **objects)
-    own = replace(own, callbacks=tuple(options["callbacks"]), problem=options["problem"])
-    if not isinstance(given.get("optimizer", ""), str):
-        own = replace(own, optimizer=given.pop("optimizer"))
+        own = Inputs(
+            None if isinstance(model, str) else model,
+            train,
+            test,
+            loss,
+            metric,
+            collate=collate,
+            target=target,
+        )
+    own = replace(own, callbacks=tuple(callbacks), problem=problem)
     if isinstance(model, str):
-        given["model"] = model
+        fields["model"] = model
     elif model is not None:
         check_model(model)
+    rule, attack = fields.get("rule"), fields.get("attack", "alie")
     if rule is not None and not isinstance(rule, str):
         check_callable(rule, "rule")
-        own = replace(own, rule=given.pop("rule"))
+        own = replace(own, rule=fields.pop("rule"))
     if _is_ours(attack):
-        given |= _as_text(attack)
+        fields["attack"] = str(attack)
     elif not isinstance(attack, str):
         check_callable(attack, "attack")
-        own = replace(own, attack=make_attack(given.pop("attack"), **given.pop("attack_params", {})))
-    if given.get("data_dir") is not None:
-        given["data_dir"] = str(given["data_dir"])
-    if out is not None:
-        given["out"] = str(out)
-    if options["tensorboard"] and out is None:
+        own = replace(own, attack=make_attack(fields.pop("attack")))
+    if not isinstance(fields.get("optimizer", ""), str):
+        own = replace(own, optimizer=fields.pop("optimizer"))
+    paths = {"data_dir": fields.pop("data_dir", None), "out": out}
+    fields |= {key: str(path) for key, path in paths.items() if path is not None}
+    if tensorboard and out is None:
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
-    told = _printed if options["progress"] is True else options["progress"] or None
-    done = {key: options[key] for key in ("force", "reuse", "tensorboard")}
-    return _run(Spec(**given), own, keep=out is not None, progress=told, **done)
+    told = _printed if progress is True else progress or None
+    job = Request(**fields, seeds=seeds)
+    return _run(
+        job, own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
+    )
 
 
 def _signature() -> inspect.Signature:
-    """What help() shows: every option and field with its default."""
-    own = list(inspect.signature(simulate).parameters.values())[:-1]
-    defaults = {key: field.default for key, field in Spec.model_fields.items()} | _OPTIONS
-    kinds = Options.__annotations__
-    others = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=kinds[key])
-        for key in (*_OPTIONS, *Fields.__annotations__)
+    """What help() shows: every option, and every field with its default."""
+    *own, _ = inspect.signature(simulate).parameters.values()
+    there = {parameter.name for parameter in own}
+    fields = [
+        inspect.Parameter(
+            key, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
+        )
+        for key, field in ordered_fields().items()
+        if key not in there
     ]
-    return inspect.Signature([*own, *others], return_annotation=Run | Runs)
+    return inspect.Signature([*own, *fields], return_annotation=Run | Runs)
 
 
 simulate.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -257,13 +213,6 @@ def _of_task(task: Task, **others: Any) -> Inputs:
     if twice:
         raise ValueError(f"task= brings its own {twice[0]}: leave {twice[0]}= out, or task=")
     return Inputs(task.module, task.dataset, None, task.loss, task.metric, shards=task.shards)
-
-
-def _as_text(attack: Attack) -> dict[str, Any]:
-    """One of the library's attacks as the two fields of a Spec."""
-    whole = attack.parameters | {key: True for key in ("consistent", "flood") if getattr(attack, key)}
-    whole |= {} if attack.targeting == "all" else {"targeting": attack.targeting}
-    return {"attack": attack.name, "attack_params": whole}
 
 
 def resume(

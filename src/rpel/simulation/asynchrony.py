@@ -20,7 +20,7 @@ Invariants:
   that a node publishes in a round; so with equal speeds the run is the synchronous one, byte for byte.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from rpel.algorithm import Info, Outer, State
 from rpel.backend.arrays import empty, is_tensor, put, take
+from rpel.component import parse_chain
+from rpel.errors import unknown
 from rpel.learning import Aggregation
 from rpel.randomness import Purpose, draws
 from rpel.simulation.communicator import Group, Shards
@@ -38,7 +40,6 @@ from rpel.simulation.network import SimulatedNetwork, victim_by_victim
 from rpel.types import Aggregated, Arrays, Floats, Integers, Models, Received
 
 TICKS = 1_000_000_000
-_FORMS = "equal, lognormal:0.3, stragglers:0.1,10, several of these joined by +, or a number for each node"
 
 
 def of_round(label: int) -> int:
@@ -51,33 +52,34 @@ def of_round(label: int) -> int:
     return label & 0xFFFFFFFF
 
 
-def slowness(speeds: str, ids: Integers, hostile: Integers, nodes: int, seed: int) -> Floats:
+def slowness(
+    speeds: str | Sequence[float], ids: Integers, hostile: Integers, nodes: int, seed: int
+) -> Floats:
     """(h,) how many times slower than the median each of these nodes is; ValueError for what says no speeds.
 
-    >>> slowness("stragglers:0.5,10", np.arange(4), np.array([], int), 4, seed=0).tolist()
+    >>> slowness("stragglers(0.5, 10)", np.arange(4), np.array([], int), 4, seed=0).tolist()
     [1.0, 10.0, 1.0, 10.0]
     """
     everyone, w = np.arange(nodes), np.ones(nodes)
-    for part in str(speeds).split("+"):
-        name, _, rest = part.strip().partition(":")
-        try:
-            numbers = (
-                [float(text) for text in (rest if rest else name).split(",")]
-                if part.strip() != "equal"
-                else []
-            )
-        except ValueError:
-            raise ValueError(f"speeds {speeds!r} is not valid: it takes {_FORMS}") from None
-        if name == "lognormal" and len(numbers) == 1 and 0 <= numbers[0] < 10:
-            w *= np.exp(numbers[0] * _normal(seed, "speeds", 0, everyone))
-        elif name == "stragglers" and len(numbers) == 2 and 0 <= numbers[0] <= 1 and numbers[1] > 0:
+    if not isinstance(speeds, str):
+        if len(speeds) != nodes or not min(speeds) > 0:
+            raise ValueError(f"speeds need {nodes} positive numbers, one for each node, not {len(speeds)}")
+        return np.asarray(speeds, np.float64)[ids]
+    for part in parse_chain(speeds):
+        if part.name == "lognormal":
+            sigma = part.bind(["sigma"]).get("sigma", 0.5)
+            if not 0 <= sigma < 10:
+                raise ValueError(f"speeds {part}: sigma is from 0 to 10")
+            w *= np.exp(sigma * _normal(seed, "speeds", 0, everyone))
+        elif part.name == "stragglers":
+            share, factor = {"share": 0.1, "factor": 10, **part.bind(["share", "factor"])}.values()
+            if not (0 <= share <= 1 and factor > 0):
+                raise ValueError(f"speeds {part}: share is from 0 to 1, and factor positive")
             late = draws(seed, "stragglers", 0, everyone, 1)[:, 0]
             for some in (np.setdiff1d(everyone, hostile), hostile):
-                w[some[np.argsort(late[some])[: round(numbers[0] * len(some))]]] *= numbers[1]
-        elif not rest and len(numbers) == nodes and min(numbers) > 0:
-            w *= numbers
-        elif part.strip() != "equal":
-            raise ValueError(f"speeds {speeds!r} is not valid among {nodes} nodes: it takes {_FORMS}")
+                w[some[np.argsort(late[some])[: round(share * len(some))]]] *= factor
+        elif part.name != "equal":
+            raise ValueError(unknown("speeds", part.name, ["equal", "lognormal", "stragglers"]))
     return w[ids]
 
 
@@ -281,9 +283,7 @@ class AsynchronousRounds:
         """Whether what a node is sent depends on nobody else who reads at about the same time."""
         attack = self.network.attack
         forging = not (self.network.silent or attack.trains)
-        return not forging or (
-            victim_by_victim(attack, self.network.consistent) and "before" not in attack.needs
-        )
+        return not forging or (victim_by_victim(attack) and "before" not in attack.needs)
 
     def init(self, x: Models) -> Arrays:
         """The versions that everybody has before anything is published: the common initial model."""
@@ -434,7 +434,7 @@ class AsynchronousRounds:
         """What these nodes get, each at its own moment."""
         plain = self.network
         forging = not (plain.silent or plain.attack.trains)
-        alone = not forging or victim_by_victim(plain.attack, plain.consistent)
+        alone = not forging or victim_by_victim(plain.attack)
         own, at = (rows[mine], moment[mine]) if alone else (rows, moment)
         if not len(own):
             return Received(self.table[:0], np.empty((0, 1), np.int64), met=np.empty(0, np.int64)), attack

@@ -25,7 +25,7 @@ from rpel.simulation.communicator import Group, Shards
 from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import Resolved
 from rpel.simulation.network import victim_by_victim
-from rpel.spec import Spec
+from rpel.spec import Partition, Spec, Timing
 from rpel.tasks import Classification, Objective, Trigger
 from rpel.text import count, human_bytes
 from rpel.types import Arrays, Integers, Models
@@ -66,10 +66,11 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
     hostile = _hostile(run) if trains else []
     shards: Any = inputs.shards
     tests = None
-    if spec.partition == "owner":
+    sharing = Partition.of(spec.partition).name
+    if sharing == "owner":
         shards, tests = _by_owner(run, dataset)
     elif shards is None:
-        shards = shared_out(spec, dataset, spec.nodes if trains and spec.partition == "virtual" else h)
+        shards = shared_out(spec, dataset, spec.nodes if trains and sharing == "virtual" else h)
     if trains and isinstance(shards, list):
         honest = np.setdiff1d(np.arange(spec.nodes), hostile)
         shards = dict(zip(honest.tolist(), shards, strict=True))
@@ -117,12 +118,13 @@ def _by_owner(run: Resolved, dataset: Dataset) -> tuple[list[Integers], list[Int
 def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
     """Who holds which training examples."""
     labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
-    if spec.partition == "virtual":
-        return data.virtual(labels, nodes, float(spec.alpha), seed)
-    if spec.partition == "iid":
+    how = Partition.of(spec.partition)
+    if how.name == "virtual":
+        return data.virtual(labels, nodes, how.alpha, seed)
+    if how.name == "iid":
         return data.iid(np.zeros(dataset.size, np.int64), nodes, batch, seed)
-    if spec.partition == "dirichlet":
-        return data.dirichlet(labels, nodes, float(spec.alpha), batch, seed)
+    if how.name == "dirichlet":
+        return data.dirichlet(labels, nodes, how.alpha, batch, seed)
     if dataset.writers is None:
         raise ValueError(
             f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"
@@ -144,7 +146,7 @@ def build_local(
 
     return local_steps(
         gradients, optimizer or spec.optimizer, rate, list(task.layout.values()), momentum=spec.momentum,
-        weight_decay=spec.weight_decay, parameters=spec.optimizer_params, **common,
+        weight_decay=spec.weight_decay, **common,
     )  # fmt: skip
 
 
@@ -171,8 +173,9 @@ class Size:
         spec, attack, everybody = run.spec, run.attack, run.attack.trains
         half = spec.nodes if everybody else spec.nodes - spec.byzantine
         own = half if own is None else own
-        alone = victim_by_victim(attack, spec.consistent or attack.consistent)
-        behind, older = own if everybody or alone else half, half if spec.asynchronous else 0
+        alone = victim_by_victim(attack)
+        behind = own if everybody or alone else half
+        older = half if Timing.of(spec.timing).asynchronous else 0
         return cls(own, half, behind, older, run.network.topology.widest * (own if alone else half))
 
     @property
@@ -192,7 +195,8 @@ def memory_needed(run: Resolved, size: Size, row_bytes: int, task_bytes: int = 0
     """
     spec = run.spec
     each = 2 + (spec.output == "uniform") + 2 * (spec.optimizer != "momentum") + 2 * (spec.outer != "none")
-    each += 4 * spec.asynchronous  # copies of nodes that act together: models, momenta, half-steps, results
+    # copies of nodes that act together: models, momenta, half-steps, results
+    each += 4 * Timing.of(spec.timing).asynchronous
     searched = 4 * size.behind * run.attack.searches  # honest means, aggregates, and the best so far
     encoded = spec.wire != "float32"
     rows = each * size.own + size.table * (1 + encoded) + size.older + searched

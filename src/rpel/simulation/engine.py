@@ -44,6 +44,7 @@ from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import Resolved, messages, schedule
 from rpel.simulation.network import CodedNetwork, SimulatedNetwork
 from rpel.simulation.private import private
+from rpel.spec import Outer, Timing
 from rpel.tasks import Objective
 from rpel.types import Floats, Integers, Models, RoundInfo
 from rpel.wire import Wire
@@ -106,13 +107,16 @@ class Engine:
         local = build_local(spec, task, self.gradients, optimizer, len(self.rows), space, self.backend)
         published = Published(local, half, workers, workers.pieces(self.shards, self.unit), self.mine)
         deliver = self._deliver(attack, line9, half, whole, air)
-        outer = NesterovOuter(spec.outer_lr, spec.outer_momentum) if spec.outer == "nesterov" else None
+        after = Outer.of(spec.outer)
+        outer = NesterovOuter(after.lr, after.momentum) if after.name == "nesterov" else None
         usual = Problem(published, deliver, line9, outer)
         self.problem = usual if change is None else change(usual)
         self.state = algorithm.init(self.problem)
         self.info: Info | None = None
-        self.schedule = schedule(spec, self._ids(1)) if spec.asynchronous or spec.speeds != "equal" else None
-        self.windows = self._windows(local, line9, outer, change) if spec.asynchronous else None
+        timing = Timing.of(spec.timing)
+        timed = timing.asynchronous or timing.speeds != "equal"
+        self.schedule = schedule(spec, self._ids(1)) if timed else None
+        self.windows = self._windows(local, line9, outer, change) if timing.asynchronous else None
         self._chosen_round = 1 + (draws(spec.seed, "output", 0, self.rows, 1)[:, 0] * spec.rounds).astype(int)
         self._chosen: tuple[Models, Models] | None = None
         if spec.output == "uniform":
@@ -134,7 +138,6 @@ class Engine:
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table,
             self.nodes, self.mine, spec.seed, spec.no_show, spec.silent,
-            spec.consistent or attack.consistent,
             everyone=lambda own: self.workers.rows(own, self.shards), backend=self.backend, wire=self.wire,
         )  # fmt: skip
         coded = CodedNetwork(self.network, half, whole[: air + len(half)])
@@ -144,12 +147,12 @@ class Engine:
         """Rounds without a barrier."""
         if change is not None:
             raise ValueError(
-                "asynchronous does not go with problem=, which changes rounds that all take together"
+                "timing asynchronous does not go with problem=, which changes rounds that all take together"
             )
         if self.workers.size > 1 and self.unit > 1:
             raise ValueError(
-                "asynchronous on several workers needs a network whose nodes are computed one by one, and "
-                f"here {self.unit} are computed at once: use workers 1"
+                "timing asynchronous on several workers needs a network whose nodes are computed one by one, "
+                f"and here {self.unit} are computed at once: use workers 1"
             )
         assert self.schedule is not None
         windows = AsynchronousRounds(
@@ -182,7 +185,7 @@ class Engine:
         """The virtual time at the end of the last round; None where nobody asked for it."""
         if self.schedule is None:
             return None
-        return (self.schedule.time if self.spec.asynchronous else self.schedule.charged)(self.round)
+        return (self.schedule.time if self.windows is not None else self.schedule.charged)(self.round)
 
     @property
     def messages(self) -> int:

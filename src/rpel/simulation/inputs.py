@@ -24,7 +24,7 @@ from rpel.record import OWN
 from rpel.rules import Rule
 from rpel.runs.certificate import versions
 from rpel.simulation.methods import Resolved
-from rpel.spec import Spec
+from rpel.spec import Partition, Request
 from rpel.tasks.checks import check_loss
 from rpel.tasks.engines import Loss
 from rpel.tasks.metrics import metrics
@@ -83,8 +83,8 @@ class Inputs:
         }  # fmt: skip
         return {field: thing for field, thing in given.items() if thing is not None}
 
-    def marked(self, spec: Spec) -> Spec:
-        """Return the Spec with the word "own" where something is user-supplied."""
+    def marked(self, spec: Request) -> Request:
+        """Return the Request with the word "own" where something is user-supplied."""
         return spec.replace(**dict.fromkeys(self.objects, OWN))
 
 
@@ -118,8 +118,8 @@ SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}
 so that the presets with many nodes run everywhere."""
 
 
-def available(spec: Spec, load: Load = data.load) -> Spec:
-    """The Spec, with the embedded sample where a data set of SAMPLES can be neither found nor downloaded."""
+def available(spec: Request, load: Load = data.load) -> Request:
+    """The run, with the embedded sample where a data set of SAMPLES can be neither found nor downloaded."""
     if spec.dataset not in SAMPLES:
         return spec
     try:
@@ -174,7 +174,7 @@ def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
     )  # fmt: skip
 
 
-def code_versions(spec: Spec) -> dict[str, str]:
+def code_versions(spec: Request) -> dict[str, str]:
     """The code that this Spec runs: ours, and the files of the rules and the attack that are not ours."""
     used = (("rpel.rules", spec.rule or ROBUST_RULE), ("rpel.attacks", spec.attack))
     found = [
@@ -206,7 +206,7 @@ def _check_classes(run: Resolved, dataset: Dataset) -> None:
     spec = run.spec
     if dataset.labels is not None:
         return
-    if spec.partition in ("dirichlet", "virtual"):
+    if Partition.of(spec.partition).name in ("dirichlet", "virtual"):
         raise ValueError(
             f"partition {spec.partition!r} shares out classes, and these examples have no single one: use "
             "partition='iid', or give train= as a list with one data set per honest node"

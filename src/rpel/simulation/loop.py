@@ -32,8 +32,8 @@ from rpel.runs.run import Run
 from rpel.simulation.engine import Engine
 from rpel.simulation.evaluate import Record
 from rpel.simulation.inputs import Gathered
-from rpel.simulation.methods import METHODS, Resolved
-from rpel.spec import Spec, spec_hash, to_toml
+from rpel.simulation.methods import Resolved, baseline
+from rpel.spec import Request, spec_hash, to_toml
 from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")
@@ -61,7 +61,7 @@ class Tracker(ABC):
     """A callback that is opened before the first round and closed after the last."""
 
     @abstractmethod
-    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
+    def begin(self, spec: Request, path: Path | None, rows: Sequence[Row]) -> None:
         """Open it for a run in this folder (None: nothing is kept) that has these rows already."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Tracker(ABC):
 class TensorBoard(Tracker):
     """Copies the metrics to event files in the run folder, for TensorBoard."""
 
-    def begin(self, spec: Spec, path: Path | None, rows: Sequence[Row]) -> None:
+    def begin(self, spec: Request, path: Path | None, rows: Sequence[Row]) -> None:
         if path is None:
             raise ValueError("tensorboard needs a run folder to write to: give out='runs'")
         self.events = Events(path / EVENTS, rows)
@@ -215,7 +215,7 @@ def _finish(run: Resolved, inputs: Gathered, engine: Engine, folder: RunFolder |
         threads=spec.threads or threads(),
         data=inputs.dataset.checksums,
         rule=run.rule.name if spec.rule == OWN else str(spec.rule),
-        guarantee=METHODS[spec.method].guarantee,
+        guarantee=baseline(spec).guarantee,
         objects=inputs.digests,
         metrics=engine.measures,
         privacy=None if engine.budget is None else engine.budget.statement(),
@@ -242,7 +242,7 @@ class Checkpoints:
     """What a bit-exact continuation needs, in the run folder, if there is one."""
 
     def __init__(
-        self, folder: RunFolder | None, engine: Engine, record: Record, spec: Spec, inputs: Gathered
+        self, folder: RunFolder | None, engine: Engine, record: Record, spec: Request, inputs: Gathered
     ) -> None:
         self.folder, self.engine, self.record = folder, engine, record
         named = spec_hash(spec, inputs.dataset.checksums, inputs.digests)

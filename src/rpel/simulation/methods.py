@@ -10,20 +10,19 @@ import numpy as np
 from rpel import planning, theory
 from rpel.attacks import Attack
 from rpel.attacks import attack as attack_by_name
-from rpel.component import parse
 from rpel.graphs import Graph, honest_first, most_central, random_graph
 from rpel.record import OWN
 from rpel.rules import Rule
 from rpel.rules import rule as rule_by_name
 from rpel.simulation.asynchrony import Schedule, slowness
 from rpel.simulation.network import Roster
-from rpel.spec import TO_ALL, Spec
+from rpel.spec import TO_ALL, Method, Request, Spec, Timing
 from rpel.topology import AllToAll, FixedGraph, Pull, Push, RandomRegular
 from rpel.types import ROBUST_RULE, Guarantee, Integers, Topology
 
 
 @dataclass(frozen=True)
-class Method:
+class Baseline:
     """How peers are chosen (pull, everybody, graph, push, regular) and the rule that goes with it."""
 
     peers: str
@@ -40,22 +39,27 @@ class Method:
 
 
 METHODS = {
-    "rpel": Method("pull", ROBUST_RULE),
-    "all-to-all": Method("everybody", ROBUST_RULE),
-    "nna": Method("everybody", "monna"),
-    "cs-plus": Method("graph", "cs_plus"),
-    "gts": Method("graph", "gts"),
-    "gts-exact": Method("graph", "gts_exact"),
-    "clipped-gossip": Method("graph", "clipped_gossip_adaptive"),
-    "clipped-gossip-oracle": Method("graph", "clipped_gossip_oracle"),
-    "rtc": Method("graph", "rtc"),
-    "ios": Method("graph", "ios"),
-    "balance": Method("graph", "balance"),
-    "d-psgd": Method("graph", "gossip"),
-    "el-local": Method("push", "mean"),
-    "el-oracle": Method("regular", "mean"),
+    "rpel": Baseline("pull", ROBUST_RULE),
+    "all-to-all": Baseline("everybody", ROBUST_RULE),
+    "nna": Baseline("everybody", "monna"),
+    "cs-plus": Baseline("graph", "cs_plus"),
+    "gts": Baseline("graph", "gts"),
+    "gts-exact": Baseline("graph", "gts_exact"),
+    "clipped-gossip": Baseline("graph", "clipped_gossip_adaptive"),
+    "clipped-gossip-oracle": Baseline("graph", "clipped_gossip_oracle"),
+    "rtc": Baseline("graph", "rtc"),
+    "ios": Baseline("graph", "ios"),
+    "balance": Baseline("graph", "balance"),
+    "d-psgd": Baseline("graph", "gossip"),
+    "el-local": Baseline("push", "mean"),
+    "el-oracle": Baseline("regular", "mean"),
 }
 """Every system that RPEL is compared with, by name."""
+
+
+def baseline(spec: Spec) -> Baseline:
+    """Return what the method of a Spec is."""
+    return METHODS[Method.of(spec.method).name]
 
 
 def messages(method: str, nodes: int, pull: int) -> int:
@@ -68,7 +72,7 @@ def messages(method: str, nodes: int, pull: int) -> int:
         "everybody": lambda: nodes * (nodes - 1),
         "graph": lambda: 2 * (nodes * pull // 2),
     }
-    return per_round.get(METHODS[method].peers, lambda: nodes * pull)()
+    return per_round.get(METHODS[Method.of(method).name].peers, lambda: nodes * pull)()
 
 
 _OTHER_RULES = ("rpel", "all-to-all")  # the methods that take another rule than their own
@@ -86,7 +90,7 @@ class Network(NamedTuple):
 class Resolved:
     """A Spec with nothing left open, the plan that it follows, and what it names; made once per run."""
 
-    spec: Spec
+    spec: Request
     plan: planning.Plan
     rule: Rule
     attack: Attack
@@ -118,16 +122,18 @@ def resolve(
     Traceback (most recent call last):
     ValueError: unknown attack 'alei'; did you mean 'alie'?
     """
+    job = spec if isinstance(spec, Request) else Request(**spec.model_dump(exclude_unset=True))
     for what, given in (("rule", rule), ("attack", attack)):
         if getattr(spec, what) == OWN and given is None:
             raise ValueError(missing(what))
-    adversary = attack_by_name(attack or spec.attack, **spec.attack_params)
+    adversary = attack_by_name(attack or spec.attack)
     adversary.check_size(spec.nodes - spec.byzantine)
-    method = METHODS[spec.method]
+    choice = Method.of(spec.method)
+    method = METHODS[choice.name]
     _check_asynchronous(spec, adversary)
-    plan = _plan(spec, method)
+    plan = _plan(spec, method, choice.placement)
     name = spec.rule or method.rule
-    if name != method.rule and spec.method not in _OTHER_RULES:
+    if name != method.rule and choice.name not in _OTHER_RULES:
         raise ValueError(
             f"rule {name!r} goes only with method rpel or all-to-all: {spec.method} has {method.rule!r}"
         )
@@ -137,9 +143,9 @@ def resolve(
     if not method.on_graph:
         _check_rule(made, name, plan)
     planned: dict[str, Any] = {"pull": plan.pull, "b_hat": plan.b_hat, "rule": name}
-    named = {} if attack is not None else {"attack": str(replace(parse(spec.attack), name=adversary.name))}
-    spec = spec.replace(**planned, **named, backend=_backend(spec))
-    return Resolved(spec, plan, made, adversary, build_network(spec, plan.pull, adversary.flood))
+    named = {} if attack is not None else {"attack": str(adversary)}
+    job = job.replace(**planned, **named, backend=_backend(spec))
+    return Resolved(job, plan, made, adversary, build_network(spec, plan.pull, adversary.flood))
 
 
 def missing(what: str) -> str:
@@ -161,12 +167,12 @@ def _backend(spec: Spec) -> str:
     return name
 
 
-def _plan(spec: Spec, method: Method) -> planning.Plan:
+def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
     """The plan for the given pull and b_hat, or the best for what is left out;
     baselines get RPEL's budget."""
     if method.peers == "everybody":
         spec = _all_of_them(spec)
-    elif method.on_graph and spec.placement == "adversarial" and spec.b_hat is None:
+    elif method.on_graph and placement == "adversarial" and spec.b_hat is None:
         # attackers that choose their places may all sit beside one victim
         spec = spec.replace(b_hat=spec.byzantine)
     pull = spec.pull
@@ -256,33 +262,32 @@ def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
     """When the nodes of these numbers (the honest ones) publish and read."""
     roster = Roster(spec.nodes, spec.byzantine, spec.seed)
     numbers = roster.honest_ids(1) if ids is None else ids
-    w = slowness(spec.speeds, numbers, np.flatnonzero(roster.hostile(1)), spec.nodes, spec.seed)
-    return Schedule(w, numbers, spec.rounds, spec.latency, spec.jitter, spec.seed)
+    timing = Timing.of(spec.timing)
+    w = slowness(timing.speeds, numbers, np.flatnonzero(roster.hostile(1)), spec.nodes, spec.seed)
+    return Schedule(w, numbers, spec.rounds, timing.latency, timing.jitter, spec.seed)
 
 
 def aggregations(spec: Spec) -> int | None:
     """How often the honest nodes of an asynchronous run aggregate, all together;
     None where it is once a round each."""
-    return schedule(spec).aggregations() if spec.asynchronous else None
+    return schedule(spec).aggregations() if Timing.of(spec.timing).asynchronous else None
 
 
 def _check_asynchronous(spec: Spec, attack: Attack) -> None:
     """ValueError, one sentence, for what does not go with rounds without a barrier."""
-    if spec.speeds != "equal":
+    timing = Timing.of(spec.timing)
+    if timing.speeds != "equal":
         schedule(spec)
-    if not spec.asynchronous:
+    if not timing.asynchronous:
         return
     for other, why in (
         (spec.method != "rpel", f"method {spec.method}: the nearest is method rpel"),
         (spec.wire != "float32", f"wire {spec.wire}: the nearest is wire float32"),
         (
-            spec.max_grad_norm is not None,
-            "max_grad_norm: fast nodes would spend more privacy than is counted",
+            spec.privacy != "none",
+            "privacy: fast nodes would spend more privacy than is counted",
         ),
-        (
-            spec.consistent or attack.consistent,
-            "consistent: who asks at another moment is answered from other models",
-        ),
+        (attack.consistent, "consistent: who asks at another moment is answered from other models"),
         ("graph" in attack.needs, f"attack {attack.name}, which looks at a round's graph: there is none"),
     ):
         if other:
@@ -316,10 +321,11 @@ def build_network(spec: Spec, pull: int, flood: bool = False) -> Network:
     """Return the network of a method; flood: hostile nodes push to all."""
     nodes, seed = spec.nodes, spec.seed
     roster = Roster(nodes, spec.byzantine, seed)
-    peers = METHODS[spec.method].peers
+    choice = Method.of(spec.method)
+    peers = METHODS[choice.name].peers
     if peers == "graph":
         graph = _graph(spec, pull, roster)
-        if spec.placement == "adversarial":
+        if choice.placement == "adversarial":
             placed = np.flatnonzero(most_central(graph, spec.byzantine))
             roster = Roster(nodes, spec.byzantine, seed, placed=tuple(placed.tolist()))
         return Network(FixedGraph(graph), roster, graph)
@@ -335,6 +341,6 @@ def build_network(spec: Spec, pull: int, flood: bool = False) -> Network:
 
 
 def _graph(spec: Spec, pull: int, roster: Roster) -> Graph:
-    if spec.graph == "honest-first":
+    if Method.of(spec.method).graph == "honest-first":
         return honest_first(spec.nodes, pull, roster.hostile(1), spec.seed)
     return random_graph(spec.nodes, pull, spec.seed)

@@ -82,7 +82,6 @@ class SimulatedNetwork:
     seed: int
     no_show: float = 0.0
     silent: bool = False
-    consistent: bool = False
     everyone: Callable[[Models], Models] = lambda x: x
     backend: Backend = field(default_factory=lambda: backend("numba"))
     wire: Wire = field(default_factory=Wire)
@@ -105,7 +104,7 @@ class SimulatedNetwork:
         """
         known = self.everyone(before) if "before" in self.attack.needs else None
         forging = not (self.silent or self.attack.trains)
-        if not forging or victim_by_victim(self.attack, self.consistent):
+        if not forging or victim_by_victim(self.attack):
             return self.answers(t, nodes, state, known, forging, slice(None))
         return self.answers(t, np.arange(self.models), state, known, forging, self.mine)
 
@@ -157,13 +156,15 @@ class SimulatedNetwork:
         met = np.flatnonzero(hostile.any(axis=1))
         view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
         asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
-        audience = self._audience(ask, met, hostile) if self.consistent and self.attack.searches else None
+        audience = (
+            self._audience(ask, met, hostile) if self.attack.consistent and self.attack.searches else None
+        )
         view = replace(view, before=before, graph=asked, audience=audience)
         forged, state = self.attack(view, state)
         view.with_forged(forged)
         row = np.full(len(own), -1, dtype=np.int64)
         row[met] = self.models + np.arange(len(met))
-        if not self.consistent:
+        if not self.attack.consistent:
             return np.where(hostile, row[:, None], rows), state
         return np.where(hostile, row[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
 
@@ -257,9 +258,9 @@ class CodedNetwork:
         return replace(received, table=self.whole, index=index), state
 
 
-def victim_by_victim(attack: Attack, consistent: bool) -> bool:
+def victim_by_victim(attack: Attack) -> bool:
     """Whether a victim's forged vector depends on no other victim, and nothing is remembered."""
-    return attack.per_victim and "graph" not in attack.needs and not consistent
+    return attack.per_victim and "graph" not in attack.needs and not attack.consistent
 
 
 def _received(

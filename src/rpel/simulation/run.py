@@ -26,7 +26,7 @@ from rpel.simulation.inputs import Download, Gathered, Inputs, Load, available, 
 from rpel.simulation.loop import Callback, Interrupted, Progress, TensorBoard, train
 from rpel.simulation.methods import Resolved, remark, resolve
 from rpel.simulation.workers import Workers
-from rpel.spec import Spec, load_folder, spec_hash
+from rpel.spec import Request, load_folder, spec_hash
 
 log = logging.getLogger("rpel")
 
@@ -34,7 +34,7 @@ WHEN = "stopping after this round; once more stops at once and loses the rounds 
 
 
 def run(
-    spec: Spec,
+    spec: Request,
     own: Inputs | None = None,
     *,
     keep: bool = True,
@@ -77,13 +77,13 @@ def run(
     return runs[0] if spec.seeds is None else finished.Runs(runs)
 
 
-def prepared(spec: Spec, own: Inputs, load: Load) -> tuple[Resolved, Gathered]:
+def prepared(spec: Request, own: Inputs, load: Load) -> tuple[Resolved, Gathered]:
     """The Spec with nothing left open, and its data."""
     resolved = resolve(available(spec, load), own.rule, own.attack)
     return resolved, gather(resolved, own, load)
 
 
-def joined(spec: Spec, own: Inputs) -> Workers:
+def joined(spec: Request, own: Inputs) -> Workers:
     """The workers of this run. User-supplied objects stay in this process."""
     if spec.workers > 1 and own != Inputs():
         raise ValueError(
@@ -92,12 +92,12 @@ def joined(spec: Spec, own: Inputs) -> Workers:
     return Workers(spec)
 
 
-def folder_name(spec: Spec, inputs: Gathered) -> str:
+def folder_name(spec: Request, inputs: Gathered) -> str:
     """The name of a run's folder."""
     return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
 
 
-def placed(spec: Spec, inputs: Gathered, *, reuse: bool = False, force: bool = False) -> Path:
+def placed(spec: Request, inputs: Gathered, *, reuse: bool = False, force: bool = False) -> Path:
     """Where a run is kept: in the folder of its hash, unless another code has made that."""
     base = Path(spec.out) / folder_name(spec, inputs)
     return choose(base, inputs.versions, known=inputs.known, reuse=reuse, force=force)

@@ -5,7 +5,7 @@ Every worker has the engine of its shard (`rpel.simulation.engine`). The loop ru
 :func:`serve` until they are told to end. So nothing above knows how many workers there are, and only worker 0
 touches the run folder.
 
-Workers are started here (``workers`` of a Spec) or placed by torchrun and its like; those build their problem
+Workers are started here (``workers`` of a run) or placed by torchrun and its like; those build their problem
 from their own command line. What one worker refuses, all refuse, with the same sentence.
 """
 
@@ -38,7 +38,7 @@ from rpel.simulation.communicator import ALONE, Group
 from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Gathered, Inputs, available, gather, loader
 from rpel.simulation.methods import Resolved, resolve
-from rpel.spec import Spec, spec_hash
+from rpel.spec import Request, spec_hash
 
 _STORE = "RPEL_WORKERS"
 """In a worker that another one started: the file by which they find each other, how many, which one."""
@@ -123,7 +123,7 @@ class Collected:
         return whole
 
 
-def serve(group: Group, spec: Spec) -> int:
+def serve(group: Group, spec: Request) -> int:
     """Do what worker 0 says, until it says that this is the end; the exit status it wishes.
 
     spec: of this worker's own command line, the run being one of its seeds.
@@ -148,7 +148,7 @@ def serve(group: Group, spec: Spec) -> int:
 
 @contextmanager
 def _built(
-    group: Group, spec: Spec, run: Resolved | None = None, inputs: Gathered | None = None
+    group: Group, spec: Request, run: Resolved | None = None, inputs: Gathered | None = None
 ) -> Iterator[Engine]:
     """This worker's engine, if all workers can build theirs and would run the same.
 
@@ -220,7 +220,7 @@ class Workers:
     process. Others are started when the first run asks for its engine.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Request) -> None:
         self.spec, self.stack = spec, ExitStack()
         self.shared: SharedEngine | None = None
 
@@ -270,7 +270,7 @@ def placed() -> bool:
 
 
 @contextmanager
-def joined(spec: Spec) -> Iterator[Group]:
+def joined(spec: Request) -> Iterator[Group]:
     """The group of this run's workers: the one this process was placed in, or P − 1 others started here."""
     _check_number(spec)
     with (
@@ -316,7 +316,7 @@ def _agreed(store: Any, rank: int, size: int, wish: str) -> str:
     return wish if all(store.get(f"carrier/{other}").decode() == wish for other in range(size)) else "gloo"
 
 
-def _check_number(spec: Spec) -> None:
+def _check_number(spec: Request) -> None:
     """ValueError if there are more workers to start than nodes to share out."""
     honest = spec.nodes - spec.byzantine
     if not placed() and spec.workers > honest:
@@ -340,7 +340,7 @@ def _restored(key: str) -> Iterator[None]:
 # --- where they meet ----------------------------------------------------------------------------------------
 
 
-def _meeting(place: Path, spec: Spec, children: Children) -> tuple[Any, int, int]:
+def _meeting(place: Path, spec: Request, children: Children) -> tuple[Any, int, int]:
     """Where the workers find each other, which one this is, and how many there are."""
     if _STORE in os.environ:
         name, size, rank = os.environ[_STORE].rsplit(",", 2)
@@ -357,7 +357,7 @@ def _meeting(place: Path, spec: Spec, children: Children) -> tuple[Any, int, int
     return _stores.FileStore(str(place / "store"), spec.workers), 0, spec.workers
 
 
-def _serve(spec: Spec, where: str) -> None:
+def _serve(spec: Request, where: str) -> None:
     """Run in a worker that is started here."""
     os.environ[_STORE] = where
     with Workers(spec):

@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rpel.component import parse
 from rpel.errors import unknown
 from rpel.files import write_text
 from rpel.record import parse_seeds
 from rpel.runs.run import spread
-from rpel.spec import MethodName, Spec
+from rpel.spec import Method, Request
 from rpel.studies import plots, report
 from rpel.studies.study import Cell, Result, Results, Study, combinations, label
 from rpel.text import count
@@ -52,7 +51,7 @@ def contestants(rules: Sequence[Any] = (), methods: Sequence[str] = ()) -> list[
     """
     from rpel.simulation.methods import METHODS
 
-    known = [str(name) for name in MethodName.__args__]  # type: ignore[attr-defined]
+    known = list(Method.takes)
     methods = known if list(methods) == ["all"] else list(methods)
     for name in methods:
         if name not in known:
@@ -90,12 +89,13 @@ def opponents(attacks: Sequence[Any] = (), strongest: bool = False) -> list[Any]
     names += [f"strongest(of={name})" for name in ADAPTIVE] if strongest else []
     for name in names:
         if isinstance(name, str):
-            component = parse(name)  # ValueError for an attack that does not exist
-            attack(component.name, **dict[str, Any](component.keywords))
+            attack(name)  # ValueError for an attack that does not exist
     return list(dict.fromkeys(names))
 
 
-def cells(base: Spec, who: Sequence[tuple[str, Any]], attacks: Sequence[Any], seeds: Any = "0") -> list[Cell]:
+def cells(
+    base: Request, who: Sequence[tuple[str, Any]], attacks: Sequence[Any], seeds: Any = "0"
+) -> list[Cell]:
     """Return every contestant against every attack with every seed."""
     return [
         _cell(base, method, rule, attack, seed)
@@ -103,7 +103,7 @@ def cells(base: Spec, who: Sequence[tuple[str, Any]], attacks: Sequence[Any], se
     ]
 
 
-def _cell(base: Spec, method: str, rule: Any, attack: Any, seed: int) -> Cell:
+def _cell(base: Request, method: str, rule: Any, attack: Any, seed: int) -> Cell:
     given = {"rule": rule, "attack": attack}
     own = {key: value for key, value in given.items() if not isinstance(value, str)}
     names = {key: label(value) if key in own else value for key, value in given.items()}
@@ -112,8 +112,7 @@ def _cell(base: Spec, method: str, rule: Any, attack: Any, seed: int) -> Cell:
     if "rule" not in own:
         fields["rule"] = rule
     if "attack" not in own:
-        component = parse(attack)
-        fields |= {"attack": component.name, "attack_params": dict(component.keywords)}
+        fields["attack"] = attack
     try:
         return Cell(labels, base.replace(**fields), own=own)
     except ValueError as error:
@@ -161,7 +160,7 @@ class Rank:
 class Standings:
     """The results of an arena: matrices of rules and attacks, and the ranking."""
 
-    def __init__(self, base: Spec, results: Results) -> None:
+    def __init__(self, base: Request, results: Results) -> None:
         self.base, self.results = base, results
         self.attacks = list(dict.fromkeys(one.labels["attack"] for one in results))
         self.pairs: dict[tuple[str, str], dict[str, list[Result]]] = {}
@@ -249,7 +248,7 @@ class Standings:
 
         base, pull = self.base, resolve(self.base).pull
         size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {pull}, {base.rounds} rounds"
-        return f"{size}, alpha {float(base.alpha):g}, {count(base.local_steps, 'local step')}"
+        return f"{size}, {base.partition}, {count(base.local_steps, 'local step')}"
 
     def page(self) -> str:
         """Return arena.html: the ranking, two matrices, and what could not run."""

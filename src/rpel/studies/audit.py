@@ -38,7 +38,7 @@ from rpel.simulation.inputs import Download, Gathered, Inputs, loader
 from rpel.simulation.methods import Resolved, build_network
 from rpel.simulation.run import prepared
 from rpel.simulation.workers import pinned
-from rpel.spec import Spec
+from rpel.spec import Request
 from rpel.studies import plots
 from rpel.tasks import Classification
 from rpel.tasks.engines.engine import tensor
@@ -112,7 +112,7 @@ class Findings:
 
 
 def attack(
-    spec: Spec,
+    spec: Request,
     own: Inputs | None = None,
     *,
     victim: int | None = None,
@@ -143,7 +143,7 @@ def attack(
     if points < 1:
         raise ValueError(f"a curve needs at least 1 point, not {points}")
     resolved, inputs = prepared(spec, own or Inputs(), loader(download))
-    if not clipping and resolved.spec.max_grad_norm is None:
+    if not clipping and resolved.spec.privacy == "none":
         raise ValueError(
             "this run does not clip, so clipping cannot be switched off: leave --without-clipping out"
         )

@@ -17,13 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rpel.component import parse
 from rpel.errors import unknown
 from rpel.files import write_text
 from rpel.planning import quantiles
 from rpel.planning.paper import simulate_max
 from rpel.record import parse_seeds
 from rpel.runs.run import spread
-from rpel.spec import Spec, load
+from rpel.spec import Rate, Request, load
 from rpel.studies import plots
 from rpel.studies.study import Cell, Results, Study, seeded
 from rpel.text import count
@@ -66,7 +67,7 @@ class Curve:
     changes: Mapping[str, Any] = field(default_factory=dict)
     x: float | None = None
 
-    def spec(self) -> Spec:
+    def spec(self) -> Request:
         """Return the run behind it, named after what it is; curves with equal runs have equal names.
 
         >>> Curve("ALIE", "mnist-30", {"byzantine": 5}).spec().name
@@ -74,7 +75,8 @@ class Curve:
         """
         spec = load(self.preset).replace(**self.changes)
         size = f"n{spec.nodes}-b{spec.byzantine}-s{spec.pull}"
-        return spec.replace(name=f"{spec.dataset}-{size}-{spec.method}-{spec.attack}")
+        method, attack = (parse(text).name for text in (spec.method, spec.attack))
+        return spec.replace(name=f"{spec.dataset}-{size}-{method}-{attack}")
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,12 @@ def _cifar10() -> list[Panel]:
     eight = "Figure 8 (CIFAR-10, higher heterogeneity)"
     panels = [
         _panel(
-            f"cifar10-alpha{a}-s{s}", eight, f"n = 20, b = 3, s = {s}, α = {a}", "cifar10-20", pull=s, alpha=a
+            f"cifar10-alpha{a}-s{s}",
+            eight,
+            f"n = 20, b = 3, s = {s}, α = {a}",
+            "cifar10-20",
+            pull=s,
+            partition=f"dirichlet({a})",
         )
         for a, s in product((0.5, 1), (6, 19))
     ]
@@ -214,7 +221,7 @@ def _cifar10() -> list[Panel]:
         panels.append(
             _panel(
                 f"cifar10-dissensus-local{steps}-{measure}-s{s}", figure, title, "cifar10-20", measure,
-                "dissensus", pull=s, alpha=1.0, local_steps=steps,
+                "dissensus", pull=s, partition="dirichlet(1)", local_steps=steps,
             )
         )  # fmt: skip
     return panels
@@ -295,7 +302,7 @@ EXTRAS: tuple[Panel, ...] = (
         "strongest", "adaptive attacks: n = 30, b = 6, s = 15",
         {"ALIE, z = 1.5": {"attack": "alie"}}
         | {
-            f"strongest {label}": {"attack": "strongest", "attack_params": {"of": name}}
+            f"strongest {label}": {"attack": f"strongest(of={name})"}
             for label, name in (("ALIE", "alie"), ("FOE", "foe"), ("IPM", "ipm"), ("Dissensus", "dissensus"))
         },
     ),
@@ -373,7 +380,7 @@ def _rounds() -> dict[tuple[int, int, int | None], dict[str, int]]:
     return rounds
 
 
-def stamp(spec: Spec) -> str:
+def stamp(spec: Request) -> str:
     """Compare a run's rounds with those of the paper's runs of the same nodes, byzantine and pull.
 
     >>> spec = load("mnist-30")
@@ -471,7 +478,7 @@ def sized(panel: Panel, scale: Scale, selection: Selection | None = None, **wher
 FRACTION_NOTE = "5 simulations a point (lowest to highest), dots: the exact median"
 
 
-def resized(spec: Spec, scale: Scale, part: float | None = None) -> Spec:
+def resized(spec: Request, scale: Scale, part: float | None = None) -> Request:
     """Return the same run at another scale."""
     if scale is Scale.SMOKE:
         name = spec.name.replace(spec.dataset, "smoke", 1)
@@ -481,18 +488,17 @@ def resized(spec: Spec, scale: Scale, part: float | None = None) -> Spec:
     return spec
 
 
-def shortened(spec: Spec, part: float) -> Spec:
+def shortened(spec: Request, part: float) -> Request:
     """Return the same run with a part of its rounds: b_hat as planned for all, the schedule shortened alike.
 
     >>> short = shortened(load("cifar10-20"), 0.1)
     >>> short.rounds, short.lr, short.b_hat, short.eval_every
-    (200, ((50, 0.5), (100, 0.1), (150, 0.02), (200, 0.004)), 3, 34)
+    (200, 'steps(50:0.5, 100:0.1, 150:0.02, 200:0.004)', 3, 34)
     """
     from rpel.simulation.methods import resolve
 
-    rounds, lr = max(1, round(part * spec.rounds)), spec.lr
-    if not isinstance(lr, float | str):
-        lr = tuple((round(part * last), rate) for last, rate in lr)
+    rounds, pieces = max(1, round(part * spec.rounds)), Rate.of(spec.lr).pieces
+    lr = [(round(part * last), rate) for last, rate in pieces] or spec.lr
     return resolve(spec).spec.replace(rounds=rounds, lr=lr, eval_every=-(-rounds // EVALUATIONS))
 
 

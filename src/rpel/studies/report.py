@@ -28,7 +28,7 @@ from rpel.runs.certificate import Robustness
 from rpel.runs.columns import Role, column
 from rpel.runs.folder import RunFolder
 from rpel.runs.run import STATISTIC, Run, Runs, spread
-from rpel.spec import TO_ALL, Spec, compared_fields, load_folder, to_toml
+from rpel.spec import TO_ALL, Request, compared_fields, load_folder, to_toml
 from rpel.studies import plots
 from rpel.studies.paper import stamp
 from rpel.text import count, human_bytes, percent, times, value_text, visible
@@ -42,8 +42,8 @@ METRICS = ("accuracy", "loss", "consensus")
 """What is drawn; in place of the accuracy another measure, where there are no classes."""
 RUN_FILES = {"spec.toml", "metrics.jsonl"}
 CHART_FIELDS = ("dataset", "nodes", "byzantine", "pull")
-CURVE_FIELDS = ("method", "rule", "attack", "attack_params")
-COMMON_FIELDS = ("model", "rounds", "b_hat", "partition", "alpha", "lr", "batch_size", "local_steps")
+CURVE_FIELDS = ("method", "rule", "attack")
+COMMON_FIELDS = ("model", "rounds", "b_hat", "partition", "lr", "batch_size", "local_steps")
 MAX_CURVES = 8
 MAX_VIOLATIONS = 20
 """Violations that a page lists; certificate.json has more."""
@@ -57,7 +57,7 @@ class Unfinished:
     """A run that has not come to its end, after so many rounds."""
 
     path: Path
-    spec: Spec
+    spec: Request
     rounds: int
 
 
@@ -163,10 +163,10 @@ def _order(group: Sequence[Run]) -> tuple[Any, ...]:
     return (spec.dataset, *numbers, *(str(getattr(spec, key)) for key in CURVE_FIELDS), repr(spec))
 
 
-def labels(specs: Sequence[Spec]) -> list[str]:
+def labels(specs: Sequence[Request]) -> list[str]:
     """Return method, rule and attack of each, then whatever else tells them apart; equal ones are numbered.
 
-    >>> labels([Spec(lr=0.1), Spec(lr=0.2)])
+    >>> labels([Request(lr=0.1), Request(lr=0.2)])
     ['rpel · alie · lr 0.1', 'rpel · alie · lr 0.2']
     """
     beside = [key for key in compared_fields() if key not in (*CHART_FIELDS, *CURVE_FIELDS, "b_hat")]
@@ -178,10 +178,9 @@ def labels(specs: Sequence[Spec]) -> list[str]:
     return [name if not k else f"{name} ({k + 1})" for name, k in zip(names, earlier, strict=True)]
 
 
-def _name(spec: Spec, telling: Sequence[str]) -> str:
-    attack = f"{spec.attack}({value_text(spec.attack_params)})" if spec.attack_params else spec.attack
+def _name(spec: Request, telling: Sequence[str]) -> str:
     others = (f"{key} {value_text(getattr(spec, key))}" for key in telling)
-    return visible(" · ".join([spec.method, *filter(None, [spec.rule]), attack, *others]))
+    return visible(" · ".join([spec.method, *filter(None, [spec.rule]), spec.attack, *others]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +213,7 @@ class Chart:
         words = []
         for key in compared_fields():
             value = getattr(specs[0], key)
-            usual = key not in COMMON_FIELDS and value == Spec.model_fields[key].default
+            usual = key not in COMMON_FIELDS and value == Request.model_fields[key].default
             if key not in (*CHART_FIELDS, *CURVE_FIELDS) and not usual:
                 words += [f"{key} {value_text(value)}"] * all(getattr(spec, key) == value for spec in specs)
         return ", ".join(words)

@@ -32,7 +32,7 @@ from rpel.runs.columns import Role, names
 from rpel.runs.folder import RunFolder
 from rpel.runs.journal import check_tensorboard
 from rpel.runs.run import Run, spread
-from rpel.spec import TO_ALL, Spec, load
+from rpel.spec import TO_ALL, Request, load
 from rpel.text import value_text
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def sentence(error: BaseException) -> str:
 class Cell:
     """One setting with its labels, and the run it makes or the sentence that says why there is none.
 
-    own: keywords of `rpel.simulate` that are objects; whatever has a name stands in the Spec.
+    own: keywords of `rpel.simulate` that are objects; whatever has a name stands in the Request.
     """
 
     labels: Labels
-    spec: Spec | None
+    spec: Request | None
     error: str = ""
     own: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ def grid(content: Mapping[str, Any], name: str = "sweep") -> list[Cell]:
         isinstance(cell, Mapping) for cell in given
     ):  # fmt: skip
         raise ValueError("[grid] is a table of lists, [[cells]] are tables, as in attack = ['alie', 'foe']")
-    known = [*Spec.model_fields, "preset"]
+    known = [*Request.model_fields, "preset"]
     places = [("base", key) for key in base] + [("grid", key) for key in table]
     for where, key in places + [("cells", key) for cell in given for key in cell]:
         if key not in known:
@@ -140,7 +140,7 @@ def _base(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _made(fixed: Mapping[str, Any], labels: Mapping[str, Any]) -> list[Cell]:
     """Return the cell of these labels, or one for each of its seeds."""
-    start = load(fixed["preset"]) if "preset" in fixed else Spec()
+    start = load(fixed["preset"]) if "preset" in fixed else Request()
     try:
         start = load(labels["preset"]) if "preset" in labels else start
         fields = {key: value for key, value in labels.items() if key != "preset"}
@@ -382,7 +382,7 @@ def _check(cells: Sequence[tuple[Cell, Job]], strict: bool) -> None:
                 raise ValueError(f"{key} {value_text(value)}: {job.error}")
 
 
-def train(spec: Spec, options: Mapping[str, Any]) -> tuple[str, str]:
+def train(spec: Request, options: Mapping[str, Any]) -> tuple[str, str]:
     """Train a run in a child process; return its end, and its folder or what went wrong."""
     from rpel.simulation.run import run
 
@@ -523,14 +523,14 @@ def _of_python(shared: Mapping[str, Any], values: Mapping[str, Any]) -> list[Cel
     named = {key: value for key, value in given.items() if key not in own}
     labels = {key: value if key in named else label(value) for key, value in values.items()}
     try:
-        return seeded(Cell(labels, Spec(**named), own=own))
+        return seeded(Cell(labels, Request(**named), own=own))
     except ValueError as error:
         return [Cell(labels, None, str(error))]
 
 
 def _has_name(key: str, value: Any) -> bool:
-    """Whether a value can stand in a Spec: a word, a number, or a collection of such."""
-    if key not in Spec.model_fields:
+    """Whether a value can stand in a Request: a word, a number, or a collection of such."""
+    if key not in Request.model_fields:
         return False
     if isinstance(value, Mapping):
         value = list(value.values())

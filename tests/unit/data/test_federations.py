@@ -108,7 +108,7 @@ def test_preset_of_shakespeare_takes_fifty_steps_of_adamw_and_an_outer_one() -> 
     spec = load_spec("shakespeare")
     assert (spec.nodes, spec.byzantine, spec.partition, spec.model) == (10, 2, "owner", "characters")
     assert (spec.optimizer, spec.outer, spec.local_steps, spec.batch_size, spec.rounds) == (
-        "adamw", "nesterov", 50, 8, 15,
+        "adamw", "nesterov(0.7, momentum=0.9)", 50, 8, 15,
     )  # fmt: skip
 
 

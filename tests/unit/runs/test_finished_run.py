@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import rpel
-from rpel import Run, Runs, Spec
+from rpel import Run, Runs
 from rpel.runs.certificate import certificate
 from rpel.runs.columns import COLUMNS
 from rpel.runs.run import spread
+from rpel.spec import Request
 from support.runs import tiny
 
 PLAN = {"nodes": 20, "byzantine": 4, "pull": 4, "b_hat": 1, "rounds": 4, "probability": 0.99}
@@ -36,7 +37,7 @@ def made(seed: int = 0, worst: float = 0.5, nodes: Any = None, **more: Any) -> R
         PLAN, np.array([[1, 0]]), 1, lambda t: np.array([0, 1]), seed=seed, versions={},
         threads=1, data={},
     )  # fmt: skip
-    return Run(Spec(rounds=4, seed=seed), rows=rows, certificate=proof, nodes=nodes or {})
+    return Run(Request(rounds=4, seed=seed), rows=rows, certificate=proof, nodes=nodes or {})
 
 
 def test_history_has_a_row_a_round_with_nan_where_nothing_was_evaluated(finished: Run) -> None:

@@ -10,13 +10,13 @@ import pytest
 import rpel as package
 from rpel.runs.certificate import Certificate
 from rpel.runs.run import Run
-from rpel.spec import Spec, load, to_toml
+from rpel.spec import Request, load, to_toml
 from rpel.studies import arena
 from rpel.studies.arena import Standings
 from rpel.studies.study import Result, Results, Study
 from support.commands import rpel
 
-TINY = Spec(
+TINY = Request(
     name="tiny", model="linear", nodes=8, byzantine=1, pull=4, b_hat=1, rounds=2, eval_every=2, eval_size=50
 )
 PROOF = Certificate({}, "plan", True, 0, [], [], 0, 0, {}, 1, {})

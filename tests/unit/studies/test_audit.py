@@ -15,7 +15,7 @@ import rpel as package
 from rpel import auditing
 from rpel.simulation.inputs import Inputs, loader
 from rpel.simulation.run import prepared
-from rpel.spec import Spec
+from rpel.spec import Request
 from rpel.studies import audit
 
 # --- statistics ---------------------------------------------------------------------------------------------
@@ -102,13 +102,13 @@ def test_likelihood_ratios_find_what_a_threshold_on_the_loss_cannot() -> None:
 
 RUN: dict[str, Any] = {
     "model": "linear", "nodes": 20, "byzantine": 2, "rounds": 16, "batch_size": 50, "partition": "iid",
-    "lr": 0.02, "momentum": 0.0, "max_grad_norm": 0.1, "noise_multiplier": 4.0, "target_delta": 1e-6,
+    "lr": 0.02, "momentum": 0.0, "privacy": "dp(clip=0.1, noise=4, delta=1e-6)",
     "threads": 1,
 }  # fmt: skip
 
 
 def test_left_out_examples_are_never_drawn() -> None:
-    resolved, inputs = prepared(Spec(**RUN), Inputs(), loader())
+    resolved, inputs = prepared(Request(**RUN), Inputs(), loader())
     stage = audit._Stage(resolved, inputs, canaries=100, seed=0, victim=3, clipping=True)
     coins = np.random.default_rng(0)
     play = audit._Play(coins.random(len(stage.own)) < 0.5, coins.random(100) < 0.5, 0)
@@ -127,7 +127,7 @@ def test_left_out_examples_are_never_drawn() -> None:
 
 
 def bounds(seed: int, clipping: bool) -> audit.Findings:
-    return audit.attack(Spec(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
+    return audit.attack(Request(**RUN, seed=seed), canaries=300, points=1, seed=seed, clipping=clipping)
 
 
 @pytest.mark.full
@@ -162,13 +162,13 @@ def test_audit_whose_canaries_cannot_exceed_the_stated_epsilon_says_how_many_can
 def test_audit_refuses_runs_without_node_examples_or_clipping(tmp_path: Path) -> None:
     public = {"model": "linear", "nodes": 6, "byzantine": 1, "rounds": 2, "batch_size": 20}
     with pytest.raises(ValueError, match="partition 'virtual'"):
-        audit.attack(Spec(**public, partition="virtual"))
+        audit.attack(Request(**public, partition="virtual"))
     with pytest.raises(ValueError, match="--without-clipping"):
-        audit.attack(Spec(**public), clipping=False)
+        audit.attack(Request(**public), clipping=False)
 
 
 def test_run_without_stated_epsilon_can_be_attacked() -> None:
     result = audit.attack(
-        Spec(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1
+        Request(model="linear", nodes=6, byzantine=1, rounds=2, batch_size=20), canaries=40, points=1
     )
     assert (result.stated, result.holds) == ([None], None)

@@ -17,7 +17,7 @@ import pytest
 
 from rpel.runs.certificate import Robustness, survival
 from rpel.runs.folder import RunFolder
-from rpel.spec import Spec, load_folder, spec_hash, to_toml
+from rpel.spec import Request, load_folder, spec_hash, to_toml
 from rpel.studies import plots
 from rpel.studies.report import charts, collect, compared, of_runs, settings
 from support.browser import in_chromium
@@ -33,7 +33,7 @@ PAPER: dict[str, Any] = {"nodes": 30, "byzantine": 1, "pull": 3}
 def put(top: Path, rounds: int = 4, worst: float = 0.5, folder: str | None = None, **fields: Any) -> Path:
     """A run folder as a run leaves it: round t has accuracy t/10, the worst node half of it."""
     base: dict[str, Any] = {"name": "quickstart", "nodes": 10, "byzantine": 2, "pull": 4, "b_hat": 1}
-    spec = Spec(**{**base, "rule": "median", "rounds": rounds, **fields})
+    spec = Request(**{**base, "rule": "median", "rounds": rounds, **fields})
     here = RunFolder(top / (folder or f"{spec.name}-{spec_hash(spec, DIGESTS)}"))
     here.write_text("spec.toml", to_toml(spec))
     rows = [_row(t, t % 2 == 0 or t == rounds, spec.seed, worst) for t in range(1, rounds + 1)]
@@ -87,7 +87,7 @@ def test_seeds_make_one_curve_and_networks_make_charts(runs: Path) -> None:
         ("all-to-all · median · alie", 1),
     ]  # fmt: skip
     four, six = charts(groups)
-    common = "model mnist, partition dirichlet, alpha 1.0, lr 0.5, batch_size 25, local_steps 1, rounds 4"
+    common = "model mnist, partition dirichlet, lr 0.5, batch_size 25, local_steps 1, rounds 4"
     assert six.common == common
     assert (four.title, six.slug) == ("mnist-sample: n = 10, b = 2, s = 4", "mnist-sample-n10-b2-s6")
     assert [one.label.split(" ")[0] for one in four.settings] == ["rpel", "rpel", "all-to-all"]
@@ -97,10 +97,11 @@ def test_seeds_make_one_curve_and_networks_make_charts(runs: Path) -> None:
 
 
 def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> None:
-    put(tmp_path / "a", alpha=0.1)
-    put(tmp_path / "a", alpha=1.0, lr="2:0.5,4:0.1")
+    put(tmp_path / "a", partition="dirichlet(0.1)")
+    put(tmp_path / "a", lr="steps(2:0.5, 4:0.1)")
     assert [group.label for group in settings(collect([tmp_path / "a"]).runs)] == [
-        "rpel · median · alie · alpha 0.1 · lr 0.5", "rpel · median · alie · alpha 1.0 · lr 2:0.5,4:0.1",
+        "rpel · median · alie · partition dirichlet · lr steps(2:0.5, 4:0.1)",
+        "rpel · median · alie · partition dirichlet(0.1) · lr 0.5",
     ]  # fmt: skip
     put(tmp_path / "b", b_hat=1)
     put(tmp_path / "b", b_hat=2)
@@ -108,13 +109,15 @@ def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> 
 
 
 def test_crowded_chart_is_split_and_shows_every_setting_once(tmp_path: Path) -> None:
-    for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1.0, 10.0), (1, 3)):
-        put(tmp_path, attack=attack, alpha=alpha, local_steps=steps)
+    for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1, 2), (1, 3)):
+        put(tmp_path, attack=attack, partition=f"dirichlet({alpha})", local_steps=steps)
     drawn = charts(settings(collect([tmp_path]).runs))
     assert [len(chart.settings) for chart in drawn] == [3] * 6
     assert len({chart.slug for chart in drawn}) == 6
-    assert drawn[0].title.endswith("local_steps 1, alpha 0.5")
-    assert [one.label for one in drawn[0].settings] == [f"rpel · median · {a}" for a in ("alie", "foe", "sf")]
+    assert drawn[0].title.endswith("local_steps 1, attack alie")
+    assert [one.label for one in drawn[0].settings] == [
+        f"rpel · median · alie · partition dirichlet({alpha})" for alpha in (0.5, 1, 2)
+    ]
 
 
 def test_copy_of_a_run_counts_once_and_a_different_twin_is_numbered(tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_report_loads_nothing_and_shows_no_path_of_its_machine(runs: Path) -> No
 
 
 def test_hostile_texts_come_through_as_text(tmp_path: Path) -> None:
-    path = put(tmp_path, folder="<b onclick=x>&", model=HOSTILE, attack=HOSTILE, data_dir=HOSTILE, seed=1)
+    path = put(tmp_path, folder="<b onclick=x>&", model=HOSTILE, data_dir=HOSTILE, seed=1)
     change(path, "certificate.json", versions={HOSTILE: HOSTILE}, data={HOSTILE: HOSTILE})
     named = put(tmp_path, seed=2)
     (named / "spec.toml").write_text((named / "spec.toml").read_text().replace("quickstart", "<script>x"))
@@ -318,7 +321,7 @@ def test_figures_have_equal_bytes_and_paper_figures_are_one_column_wide(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in range(2):
-        put(tmp_path / "runs", seed=seed, attack="<b>")
+        put(tmp_path / "runs", seed=seed, attack="mine(text='<b>')")
     base = ("report", str(tmp_path / "runs"), "-o", str(tmp_path / "page.html"), "--figures")
     for name, style in (("a", "screen"), ("b", "screen"), ("paper", "paper")):
         rpel(*base, str(tmp_path / name), "--style", style, capsys=capsys)
@@ -328,7 +331,7 @@ def test_figures_have_equal_bytes_and_paper_figures_are_one_column_wide(
             first, second = ((tmp_path / folder / f"{name}.{suffix}").read_bytes() for folder in "ab")
             assert first == second
         text = (tmp_path / "a" / f"{name}.svg").read_text()
-        assert "rpel · median · &lt;b&gt;" in text
+        assert "&lt;b&gt;" in text
         assert "prefers-color-scheme:dark" in text
         pdf = (tmp_path / "paper" / f"{name}.pdf").read_bytes()
         width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf)
@@ -382,7 +385,7 @@ def test_report_sorts_and_opens_runs_in_a_browser(runs: Path, tmp_path: Path) ->
 def test_report_runs_no_hostile_text_in_a_browser(tmp_path: Path) -> None:
     for seed in range(2):
         folder = f"<img src=x onerror=alert({seed})>"
-        put(tmp_path / "runs", model=HOSTILE, attack=HOSTILE, seed=seed, folder=folder)
+        put(tmp_path / "runs", model=HOSTILE, seed=seed, folder=folder)
     found = in_chromium(of_runs(collect([tmp_path / "runs"])), DRIVE, tmp_path)
     assert found["problems"] == []
     assert found["broken_images"] == 0

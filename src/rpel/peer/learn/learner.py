@@ -32,11 +32,11 @@ from rpel import component, data, models
 from rpel.backend.base import backend
 from rpel.errors import nearest
 from rpel.learning import Gradients, MomentumSGD
-from rpel.optim import OPTIMIZERS, RowSteps, TorchSteps, local_steps
+from rpel.optim import OPTIMIZERS, RowSteps, TorchSteps, local_steps, read
 from rpel.peer.config.settings import BUILT_IN_TASKS, TASKS, check_task
 from rpel.peer.core.wire import Layout, Reordering, check_layout, split
 from rpel.peer.learn.privacy import ASKED, Private, asked_of
-from rpel.spec import Training
+from rpel.spec import Partition, Training
 from rpel.tasks import Classification, Objective, Task
 from rpel.tasks.engines.engine import tensor
 from rpel.text import shortened
@@ -74,8 +74,8 @@ class Learner(Protocol):
 
 
 _HYPERPARAMETERS = (
-    "model", "partition", "alpha", "lr", "momentum", "weight_decay", "batch_size", "optimizer",
-    "optimizer_params", "eval_every", "eval_size",
+    "model", "partition", "lr", "momentum", "weight_decay", "batch_size", "optimizer", "eval_every",
+    "eval_size",
 )  # fmt: skip
 """The fields of a Training that members.toml keeps in its table [hyperparameters];
 the others are keys of the file."""
@@ -112,10 +112,11 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
     try:
         settings = PeerTraining(**{"eval_every": _EVAL_EVERY, **given}, rounds=rounds)
         if settings.optimizer != "momentum":
-            OPTIMIZERS[settings.optimizer].check(settings.weight_decay, settings.optimizer_params)
+            name, parameters = read(settings.optimizer)
+            OPTIMIZERS[name].check(settings.weight_decay, parameters)
     except ValueError as error:
         raise ValueError(f"hyper-parameter {error}") from None
-    if settings.partition not in ("dirichlet", "iid"):
+    if Partition.of(settings.partition).name not in ("dirichlet", "iid"):
         raise ValueError(
             f"hyper-parameter partition {settings.partition!r} is unknown: choose one of dirichlet, iid"
         )
@@ -165,8 +166,7 @@ class TaskLearner:
         hyper = self._hyper
         return local_steps(
             self._gradients, hyper.optimizer, hyper.rate, list(self._task.layout.values()),
-            momentum=hyper.momentum, weight_decay=hyper.weight_decay, parameters=hyper.optimizer_params,
-            steps=self._steps,
+            momentum=hyper.momentum, weight_decay=hyper.weight_decay, steps=self._steps,
         )  # fmt: skip
 
     def prepare(self, x: Models, scratch: Models) -> None:
@@ -300,10 +300,11 @@ def built_in(name: str, hyper: Training, nodes: int, run: str, folder: Path | No
     if check_task(name) not in BUILT_IN_TASKS:
         raise ValueError(f"task {name!r} is not a built-in one: those are {' and '.join(BUILT_IN_TASKS)}")
     dataset, seed = data.load(name, folder), seed_of(run)
-    if hyper.partition == "iid" or hyper.alpha == "inf":
+    sharing = Partition.of(hyper.partition)
+    if sharing.name == "iid" or sharing.alpha == float("inf"):
         shards = data.iid(dataset.train_y, nodes, hyper.batch_size, seed)
     else:
-        shards = data.dirichlet(dataset.train_y, nodes, float(hyper.alpha), hyper.batch_size, seed)
+        shards = data.dirichlet(dataset.train_y, nodes, sharing.alpha, hyper.batch_size, seed)
     module = models.model(hyper.model, dataset.shape, dataset.classes, seed=seed)
     return Classification(dataset, shards, module, batch_size=hyper.batch_size, seed=seed)
 
@@ -333,7 +334,7 @@ def _mark(task: Objective, hyper: Training) -> bytes:
     named = [*task.layout.items(), ("", ()), *((name, tuple(buffer.shape)) for name, buffer in buffers)]
     text = repr([(name, tuple(map(int, shape))) for name, shape in named])
     if hyper.optimizer != "momentum":
-        text += f" {hyper.optimizer} {sorted(hyper.optimizer_params.items())}"
+        text += f" {hyper.optimizer}"
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from rpel import data, models
-from rpel.component import parse
-from rpel.peer.config.membership import INIT_FILE, OUTER, Membership
+from rpel.peer.config.membership import INIT_FILE, Membership
 from rpel.peer.config.settings import BUILT_IN_TASKS, Config
 from rpel.peer.core import wire
 from rpel.peer.learn.learner import own_task, seed_of, training
@@ -47,18 +46,18 @@ def rehearse(
     m = Membership.load(peer.members, draft=True)
     hyper = training(m.hyperparameters, peer.task not in BUILT_IN_TASKS, m.rounds)
     given, examples = _given(peer, m, hyper)
-    honest, given_attack = m.nodes - m.byzantine, parse(attack)
+    honest = m.nodes - m.byzantine
     batch = min(hyper.batch_size, examples // honest)
     if not batch:
         raise ValueError(f"{examples} training examples cannot be split among {honest} honest members")
+    nesterov = f"nesterov({m.outer_lr}, momentum={m.outer_momentum})"
+    outer = "none" if m.outer == "none" else nesterov
     fields: dict[str, Any] = {
         "nodes": m.nodes, "byzantine": m.byzantine, "pull": m.pull, "b_hat": m.b_hat,
         "rounds": rounds or m.rounds, "local_steps": m.local_steps, "lr": hyper.lr,
         "momentum": hyper.momentum, "weight_decay": hyper.weight_decay, "optimizer": hyper.optimizer,
-        "optimizer_params": hyper.optimizer_params,
-        **{key: getattr(m, key) for key in (*OUTER, "wire")}, "batch_size": batch,
-        "eval_every": hyper.eval_every, "eval_size": hyper.eval_size, "attack": given_attack.name,
-        "attack_params": dict(given_attack.keywords), "partition": "iid", "seed": seed, "out": None,
+        "outer": outer, "wire": m.wire, "batch_size": batch, "eval_every": hyper.eval_every,
+        "eval_size": hyper.eval_size, "attack": attack, "partition": "iid", "seed": seed, "out": None,
         "progress": progress,
     }  # fmt: skip
     robust, averaging = (simulate(**given, **fields, rule=rule) for rule in (m.rule, "mean"))

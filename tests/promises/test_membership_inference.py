@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["privacy", "attack", str(folder), "--points", "2", "--canaries", "40", "--shadows", "2"]
+    words = ["audit", str(folder), "--points", "2", "--canaries", "40", "--shadows", "2"]
     out, err = rpel(*words, "--json", "--plot", str(tmp_path / "attack.svg"), capsys=capsys)
     content = json.loads(out)
     assert [p["round"] for p in content["curves"]["every round"]] == [2, 3]
@@ -47,7 +47,7 @@ def test_attack_command_gives_curves_of_both_members_as_json_table_and_picture(
 def test_audit_says_beforehand_what_its_canaries_can_show(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["privacy", "attack", str(folder), "--points", "1", "--canaries", "40", "--delta"]
+    words = ["audit", str(folder), "--points", "1", "--canaries", "40", "--delta"]
     out, err = rpel(*words, "1e-4", "--json", capsys=capsys)
     content = json.loads(out)
     assert content["delta"] == 1e-4
@@ -72,7 +72,7 @@ def test_audit_says_beforehand_what_its_canaries_can_show(
 def test_attack_command_refuses_bad_options(
     options: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, err = rpel("privacy", "attack", str(folder), *options.split(), capsys=capsys, code=2)
+    out, err = rpel("audit", str(folder), *options.split(), capsys=capsys, code=2)
     assert words in err
     assert err.count("\n") == 1
     assert not out

@@ -84,6 +84,7 @@ _COMMANDS = {
     "compare": ("report", "Compare two runs, or two sets of seeds."),
     "sweep": ("experiments", "Run all combinations of a grid, several at a time."),
     "reproduce": ("experiments", "Make the figures of the paper again."),
+    "audit": ("audit", "Guess which examples a member has, and bound its epsilon."),
     "report": ("report", "Make one HTML page of runs: curves, tables, certificates."),
 }
 """Commands in the order of the help: module (and function where its name differs),
@@ -91,7 +92,6 @@ and what the help says of them."""
 _GROUPS = {
     "network": ("network:app", "Networks of real peers: plan one, change it, watch it, try it."),
     "peer": ("peer:app", "One peer of a network: become a member and take part."),
-    "privacy": ("privacy:app", "Attack the privacy of a run."),
 }
 _NAMED = ("run", "arena")  # whose help lists names that can be given
 

@@ -1,4 +1,4 @@
-"""``rpel privacy attack``: what a curious member finds out about another one's examples."""
+"""``rpel audit``: membership inference, and a lower bound on ε."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,19 +13,9 @@ from rpel.text import number
 if TYPE_CHECKING:
     from rpel.studies.audit import Findings, Point
 
-app = typer.Typer(
-    name="privacy", help="Attack the privacy of a run.", no_args_is_help=True, rich_markup_mode=None
-)
 
-
-@app.callback()
-def _privacy() -> None:
-    pass
-
-
-@app.command()
 @opt.described
-def attack(
+def audit(
     run: Path, victim: Annotated[int, Option(min=0)] = 0, canaries: int = 200, shadows: int = 0,
     points: int = 12, seed: int = 0, delta: float | None = None, without_clipping: bool = False,
     plot: opt.Plot = None, as_json: opt.Json = False,
@@ -37,7 +27,7 @@ def attack(
     the run states. Once for a member that sees the victim in every round,
     once for one that meets it by the plan's draws.
 
-    Example: rpel privacy attack runs/quickstart-0123456789ab --plot attack.svg
+    Example: rpel audit runs/quickstart-0123456789ab --plot attack.svg
 
     Arguments:
         run (RUN): A run folder; finished or not.
@@ -47,12 +37,12 @@ def attack(
         canaries: Examples put beside the victim's, by coins, to be guessed.
         shadows: Further runs for the likelihood ratio, an even number.
         points: Rounds at which the curves are drawn.
-        seed: Of the coins.
+        seed: Seed for choosing canaries and examples that are left out.
         delta: Of the audit, by default the run's.
         without_clipping: Break the run on purpose: the bound must then pass what is stated.
     """
     from rpel.spec import load_folder
-    from rpel.studies import audit
+    from rpel.studies import audit as audits
     from rpel.studies.plots import save
 
     spec = load_folder(run)
@@ -64,12 +54,12 @@ def attack(
             elif done == rounds or done * 10 // rounds > (done - 1) * 10 // rounds:
                 shown.say(f"{what}: round {done}/{rounds}")
 
-        findings = audit.attack(
+        findings = audits.attack(
             spec, victim=victim, canaries=canaries, shadows=shadows, points=points, seed=seed,
             delta=delta, clipping=not without_clipping, progress=progress, download=shown.download,
         )  # fmt: skip
     if plot is not None:
-        save(audit.drawing(findings), plot)
+        save(audits.drawing(findings), plot)
     if not terminal.printed({"run": str(run), **findings.to_dict()}, as_json):
         _print(findings)
     if findings.holds is False and findings.clipped:

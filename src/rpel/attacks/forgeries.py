@@ -272,7 +272,7 @@ def second_eigenvector(packed: bytes, n: int, seed: int) -> Floats:
     """
     import torch
 
-    from rpel.backend.one_thread import one_torch_thread
+    from rpel.backend.threads import one_torch_thread
 
     adjacency = np.unpackbits(np.frombuffer(packed, np.uint8), count=n * n).reshape(n, n).astype(np.float64)
     np.fill_diagonal(adjacency, 0.0)

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.5
 LAST_LINES = 8
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 COLOUR_VARIABLES = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-RUN_MODULES = ["rpel.cli", "rpel.simulation.api"]
+RUN_MODULES = ["rpel.cli", "rpel.simulation.api", "rpel.studies.study", "array_api_compat.numpy"]
 PEER_MODULES = ["rpel.cli", "rpel.peer.ops.preload"]
 _context = multiprocessing.get_context("forkserver")
 _lock = threading.RLock()
@@ -151,7 +151,10 @@ def call(
         _start_forkserver(preload)
         rest = arguments, sender, (out, err), variables
         process = _context.Process(target=_child, args=(function, *rest), name=name or function.__name__)
-        process.start()
+        try:
+            process.start()
+        except EOFError as error:
+            raise ChildError(f"{process.name} was killed before it began") from error
     return Child(process.name, process, receiver, stdout, stderr)
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rpel.backend.chunks import local_device, missing, sharing
 from rpel.backend.threads import one_torch_thread, set_threads, threads
 from rpel.errors import BudgetSpentError
-from rpel.processes import Child, Children, Stop
+from rpel.processes import Child, ChildError, Children, Stop
 from rpel.record import parse_seeds
 from rpel.runs.certificate import versions
 from rpel.runs.folder import is_by_row
@@ -353,7 +353,10 @@ def _meeting(place: Path, spec: Request, children: Children) -> tuple[Any, int, 
         folder = place / str(number)
         folder.mkdir()
         where = f"{place / 'store'},{spec.workers},{number}"
-        children.call(f"worker {number}", _serve, spec, where, folder=folder)
+        try:
+            children.call(f"worker {number}", _serve, spec, where, folder=folder)
+        except ChildError as error:
+            raise LostError(str(error)) from error
     return _stores.FileStore(str(place / "store"), spec.workers), 0, spec.workers
 
 

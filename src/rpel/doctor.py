@@ -30,8 +30,7 @@ _SOON = 30
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, whether it is well, what was found, and, if it is not well,
-    what to do."""
+    """One line: what was checked, whether it is ok, what was found, and the remedy if it is not ok."""
 
     check: str
     ok: bool
@@ -42,8 +41,7 @@ class Check:
 def examine(
     preset: str | None = None, config: Path | None = None, data_dir: str | None = None
 ) -> list[Check]:
-    """All checks: of the machine; of the memory that a preset needs; of a peer's files,
-    port and certificate."""
+    """Check the machine, the memory that a preset needs, and a peer's files, port and certificate."""
     looks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", _python), ("packages", _packages), ("threads", _threads), ("vector units", _vectors),
         ("devices", _devices), ("kernels", _kernels), ("kernel cache", _cache),
@@ -106,7 +104,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """A version to compare.
+    """Return a version as numbers to compare.
 
     >>> _numbers("2.13.0+cpu") > _numbers("2.6")
     True
@@ -144,7 +142,7 @@ def _vectors() -> Iterator[Check]:
 
 
 def _kernels() -> Iterator[Check]:
-    """The compiled kernels agree with the plain ones, on a small example."""
+    """Compare the compiled kernels with the plain ones on a small example."""
     import numpy as np
 
     from rpel.backend.base import backend
@@ -172,8 +170,7 @@ def _cache() -> Iterator[Check]:
 
 
 def _data(preset: str | None, data_dir: str | None) -> Iterator[Check]:
-    """Data sets that are there. One that is not is downloaded when first used,
-    so that is no fault if it can be."""
+    """Look for all data sets; a missing one that can be downloaded is no fault."""
 
     from rpel.data.sources import SOURCES, search_folders
     from rpel.spec import DATASETS, load

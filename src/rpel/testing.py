@@ -1,8 +1,6 @@
-"""The promises that rules and attacks keep, as checks for your own: ``check_rule(rule)``,
-``check_attack(attack)``.
+"""The promises of rules and attacks, as checks for your own: `check_rule` and `check_attack`.
 
-Both raise AssertionError naming the promise that is broken. With pytest,
-every promise becomes a test of its own::
+Both raise AssertionError naming the promise that is broken. With pytest, every promise becomes a test::
 
     @rpel.testing.parametrize(rules=["my.module:rule"], attacks=["my.module:attack"])
     def test_promises(check):
@@ -45,8 +43,8 @@ class Trial:
 
     def vectors(self, seed: int, dtype: type = np.float64, d: int = 7) -> Array:
         """(m, d) vectors around a common centre."""
-        coins = np.random.default_rng(seed)
-        return (coins.normal(size=d) + 0.3 * coins.normal(size=(self.m, d))).astype(dtype)
+        rng = np.random.default_rng(seed)
+        return (rng.normal(size=d) + 0.3 * rng.normal(size=(self.m, d))).astype(dtype)
 
     def __call__(self, x: Any) -> Any:
         return self.rule(x, **self._graph(tuple(x.shape[:-1])))
@@ -85,8 +83,8 @@ def _kinds(t: Trial) -> None:
 
 
 def _batches(t: Trial) -> None:
-    coins, table = np.random.default_rng(2), np.concatenate([t.vectors(k) for k in range(4)])
-    index = np.stack([coins.permutation(len(table))[: t.m] for _ in range(6)])
+    rng, table = np.random.default_rng(2), np.concatenate([t.vectors(k) for k in range(4)])
+    index = np.stack([rng.permutation(len(table))[: t.m] for _ in range(6)])
     result = t.aggregate(table, index)
     for i, rows in enumerate(index):
         told = t.rule.at(round=2, rounds=5, seed=3, ids=np.array([i]))
@@ -147,8 +145,8 @@ def _kappa(t: Trial) -> None:
 
 
 def _worst_ratio(t: Trial, seed: int) -> float:
-    """The largest ‖R − mean‖² in units of the honest variance that a search of f hostile vectors finds."""
-    coins, honest = np.random.default_rng(seed), t.vectors(seed)[: t.m - t.f]
+    """Return the largest ‖R − mean‖² that a search of f hostile vectors finds, in honest variances."""
+    rng, honest = np.random.default_rng(seed), t.vectors(seed)[: t.m - t.f]
     centre = honest.mean(axis=0)
     variance = float(np.square(honest - centre).sum(axis=1).mean())
     axes = np.linalg.svd(honest - centre)[2]
@@ -160,7 +158,7 @@ def _worst_ratio(t: Trial, seed: int) -> float:
     best = max(tried, key=ratio)
     most = ratio(best)
     for _ in range(60):
-        step = best + coins.normal(size=best.shape) * coins.choice([0.01, 0.1, 1.0])
+        step = best + rng.normal(size=best.shape) * rng.choice([0.01, 0.1, 1.0])
         if (reached := ratio(step)) > most:
             best, most = step, reached
     return most
@@ -178,8 +176,7 @@ RULE_PROMISES: dict[str, Callable[[Trial], None]] = {
 
 
 def check_rule(rule: Any, *, moves: bool = True, m: int | None = None, **parameters: Any) -> None:
-    """Hold a rule (whatever :func:`rpel.rule` takes) to what all rules promise;
-    AssertionError names the promise.
+    """Hold a rule (anything that `rpel.rule` takes) to what all rules promise.
 
     ``moves=False`` for a rule that measures from the origin, so that moving all vectors does not move its
     result; ``m`` is the number of vectors to try it with.
@@ -210,19 +207,18 @@ def _rule_checks(
 
 
 def _view(attack: Attack, dtype: type = np.float64, kernels: str = "numba", alone: bool = False) -> View:
-    """Five victims among twelve honest nodes, one to three of their seven peers hostile;
-    what it declares to need."""
-    coins, hostile = np.random.default_rng(4), np.array([1, 2, 3, 1, 2])
+    """Return a view of five victims among twelve honest nodes, with the inputs that the attack needs."""
+    rng, hostile = np.random.default_rng(4), np.array([1, 2, 3, 1, 2])
     peers = np.full((5, 7), -1)
     for i, b in enumerate(hostile):
-        peers[i, : 7 - b] = coins.choice(np.delete(np.arange(12), i), size=7 - b, replace=False)
-    models: Array = (coins.normal(size=9) + 0.3 * coins.normal(size=(12, 9))).astype(dtype)
+        peers[i, : 7 - b] = rng.choice(np.delete(np.arange(12), i), size=7 - b, replace=False)
+    models: Array = (rng.normal(size=9) + 0.3 * rng.normal(size=(12, 9))).astype(dtype)
     if alone:
         peers[2] = -1
     table: Array = np.concatenate([models, np.full((5, 9), np.nan, dtype)])
     given: dict[str, Any] = {
-        "before": (models - 0.1 * coins.normal(size=models.shape)).astype(dtype),
-        "graph": np.array([np.delete(coins.permutation(12), 0)[:4] for _ in range(12)]),
+        "before": (models - 0.1 * rng.normal(size=models.shape)).astype(dtype),
+        "graph": np.array([np.delete(rng.permutation(12), 0)[:4] for _ in range(12)]),
     }
     return View(
         table,
@@ -237,7 +233,7 @@ def _view(attack: Attack, dtype: type = np.float64, kernels: str = "numba", alon
 
 
 def _one(view: View, i: int) -> View:
-    """The same round as seen for victim i alone."""
+    """Return the same round for victim i alone."""
     assert view.rule is not None
     table = np.concatenate([view.honest, np.full((1, view.table.shape[1]), np.nan, view.table.dtype)])
     victim = slice(i, i + 1)
@@ -295,8 +291,7 @@ ATTACK_PROMISES: dict[str, Callable[[Attack, bool], None]] = {
 
 
 def check_attack(attack: Any, *, per_victim: bool | None = None, **parameters: Any) -> None:
-    """Hold an attack (whatever :func:`rpel.attack` takes) to what all promise;
-    AssertionError names the promise.
+    """Hold an attack (anything that `rpel.attack` takes) to what all promise.
 
     What it declares (:func:`rpel.attacks.declare`) is checked, too, and it is shown nothing that it does not
     declare to need. ``per_victim`` True or False: hold it to that promise, or do not, whatever it declares.
@@ -346,7 +341,7 @@ def _held(who: str, promise: str, check: Callable[..., None], *given: Any) -> No
 
 
 def parametrize(rules: Iterable[Any] = (), attacks: Iterable[Any] = ()) -> "pytest.MarkDecorator":
-    """A pytest mark that calls the test with each ``check`` of each rule and attack, one test a promise.
+    """Return a pytest mark that calls the test with each ``check`` of each rule and attack.
 
     An entry is what :func:`check_rule` or :func:`check_attack` takes, or (that, {keywords}).
     """

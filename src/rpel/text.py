@@ -6,7 +6,7 @@ from typing import Any
 
 
 def human_bytes(count: float) -> str:
-    """A size in the unit that fits.
+    """Return a size in the unit that fits.
 
     >>> human_bytes(1_056_300_000)
     '1.06 GB'
@@ -33,7 +33,7 @@ def percent(probability: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """Return a time as people say it.
 
     >>> duration(48), duration(150), duration(8040), duration(1e6)
     ('48 s', '2 min 30 s', '2 h 14 min', '11 days 13 h')
@@ -59,8 +59,7 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
 
 
 def visible(text: str) -> str:
-    """Text that others wrote, for a terminal: what that would obey or not show (escapes, line ends, marks)
-    as its code.
+    """Return text of others for a terminal: escapes, line ends and marks are replaced by their codes.
 
     >>> print(visible("Klinik Süd\\x1b[2K\\n\\u202e"))
     Klinik Süd\\x1b[2K\\n\\u202e
@@ -86,8 +85,7 @@ def value_text(value: Any) -> str:
 
 
 def _plain(table: Mapping[str, Any]) -> bool:
-    """Whether key=value, … reads back as the same table: numbers,
-    and words that are no numbers themselves."""
+    """Say whether key=value, … reads back as the same table."""
     words = [item for item in table.values() if isinstance(item, str)]
     numbers = [
         item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)

@@ -53,8 +53,7 @@ def kappa_nnm(m: int, f: int, kappa: float) -> float:
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one round does to the honest models: spread shrinks by α,
-    their mean moves by at most λ · spread."""
+    """One round's effect on honest models: spread shrinks by α, the mean moves by at most λ · spread."""
 
     kappa: float
     alpha: float
@@ -73,8 +72,7 @@ class Reduction:
 
 
 def reduction(nodes: int, byzantine: int, pull: int, b_hat: int) -> Reduction | None:
-    """(α, λ)-reduction of one RPEL round with NNM + trimmed mean (Lemma "rag");
-    None when b̂ is not a minority.
+    """Return the (α, λ)-reduction of a round with NNM + trimmed mean (lemma "rag"); None if 2b̂ ≥ m.
 
     >>> round(reduction(nodes=30, byzantine=0, pull=6, b_hat=0).alpha, 2)
     0.68

@@ -1,6 +1,7 @@
-"""Who hears whom in a round. Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where
-fewer, ``widest`` says how many that can be for one node,
-so that the memory of a round is known before the first.
+"""Who hears whom in a round.
+
+Topologies are small pure objects: ``sample(t, ids)`` names the peers, −1 where there are fewer, and
+``widest`` bounds their number for one node, so that the memory of a round is known before the first.
 
 On a fixed graph ``weights(ids)`` gives the gossip weights of the same entries, self first;
 elsewhere all count alike.
@@ -82,8 +83,7 @@ class FixedGraph:
 
 @dataclass(frozen=True)
 class Push(Unweighted):
-    """Epidemic Learning by push (EL-Local): every node sends to s random others,
-    so a sender decides who hears it.
+    """Epidemic Learning by push (EL-Local): every node sends to s random others that it chooses.
 
     ``flooders(t)`` send to everybody in round t:
     what a hostile node does when nobody has to ask for its model.
@@ -100,7 +100,7 @@ class Push(Unweighted):
 
     @property
     def widest(self) -> int:
-        """As many as are sent to somebody, but for one node in millions, and all who flood."""
+        """Bound the peers heard, exceeded with probability below 1e-6; flooding senders are included."""
         flooders = 0 if self.flooders is None else len(self.flooders(1))
         return min(self.nodes - 1, self.pull + int(6 * self.pull**0.5) + flooders)
 
@@ -127,7 +127,7 @@ class Push(Unweighted):
 
 @dataclass(frozen=True)
 class RandomRegular(Unweighted):
-    """EL-Oracle: a random s-regular graph, drawn anew each round by somebody who knows everybody.
+    """EL-Oracle: a random s-regular graph, drawn anew each round by an oracle.
 
     >>> RandomRegular(nodes=6, pull=3, seed=0).sample(1, np.array([0, 4])).shape
     (2, 3)
@@ -148,8 +148,8 @@ class RandomRegular(Unweighted):
         return self.pull
 
     def sample(self, t: int, ids: Integers) -> Integers:
-        coins = int(key(self.seed, ("regular", t))[0] % 2**32)
+        drawn = int(key(self.seed, ("regular", t))[0] % 2**32)
         import networkx as nx
 
-        graph = nx.random_regular_graph(self.pull, self.nodes, seed=coins)
+        graph = nx.random_regular_graph(self.pull, self.nodes, seed=drawn)
         return np.array([sorted(graph[int(i)]) for i in ids], dtype=np.int64).reshape(len(ids), self.pull)

@@ -1,5 +1,7 @@
-"""Records and enumerations that cross packages. Records are frozen: state is what the next step needs, info
-what a reader wants."""
+"""Records and enumerations that cross packages.
+
+Records are frozen: state is what the next step needs, info what a reader wants.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ CONFIDENCE = 0.99
 """How sure a plan is, over all nodes and rounds, unless another probability is asked for."""
 
 ROBUST_RULE = "nnm+trimmed_mean"
-"""The paper's rule, which is taken where nobody names another."""
+"""The paper's rule, the default."""
 
 WireName = Literal["float32", "int8"]
 """What a pulled model is made of."""
@@ -39,8 +41,7 @@ Schedule = Callable[[int], float]
 
 
 class Outcome(StrEnum):
-    """What a peer's round came to: aggregated; too few answers;
-    a robust aggregate of the others instead of its own."""
+    """The outcome of a peer's round: aggregated, too few answers, or caught up from the others' models."""
 
     AGGREGATED = "aggregated"
     LOCAL_ONLY = "local_only"
@@ -85,13 +86,12 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True)
 class Received:
-    """What the network returned: a table of models and, for each node, the rows it has (h, m), own first,
-    −1 absent.
+    """A table of models and, for each node, the rows it has received (h, m), own first, −1 absent.
 
     ``weights`` (h, m) are gossip weights on a fixed graph; ``hostile`` (h, m) marks hostile neighbours, for
     the one baseline that is told; ``met`` (h,) counts the hostile peers that each node asked. ``finite`` (k,)
     says of the first k rows of the table which hold nothing but finite numbers,
-    where somebody has looked already.
+    if that is known already.
     """
 
     table: Models
@@ -104,9 +104,11 @@ class Received:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What line 9 did: ``degraded`` (h,) nodes that could not aggregate and kept their half-step, ``trimmed``
-    (h,) how many more hostile vectors the rule allowed for after leaving out those with non-finite
-    entries."""
+    """What line 9 did.
+
+    ``degraded`` (h,) marks nodes that could not aggregate and kept their half-step; ``trimmed`` (h,) counts
+    the hostile vectors that the rule still allowed for after leaving out those with non-finite entries.
+    """
 
     degraded: NDArray[np.bool_]
     trimmed: Integers

@@ -153,11 +153,11 @@ def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
     max ‖μ + γp − x‖ ≤ max ‖x − x'‖ over A.
     """
     spread, (length, along) = view.spread, _aside(view, direction)
-    room = np.maximum(spread.diameter[:, None] - spread.to_mean, 0.0)
+    slack = np.maximum(spread.diameter[:, None] - spread.to_mean, 0.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # of ‖p‖²γ² + 2γ⟨p, μ − x⟩ = room, without cancellation
-        root = np.sqrt(along**2 + length[:, None] * room)
-        steps = np.where(along > 0, room / (along + root), (root - along) / length[:, None])
+        # of ‖p‖²γ² + 2γ⟨p, μ − x⟩ = slack, without cancellation
+        root = np.sqrt(along**2 + length[:, None] * slack)
+        steps = np.where(along > 0, slack / (along + root), (root - along) / length[:, None])
     steps = np.where(view.sources >= 0, steps, np.inf).min(axis=1)
     # not finite: the honest models have diverged
     hides = (length > 0) & (spread.diameter > 0) & np.isfinite(steps)
@@ -168,10 +168,10 @@ def min_max(view: View, direction: str = "std", a: float | Floats = 1.0) -> Mode
 def min_sum(view: View, direction: str = "std", a: float | Floats = 1.0) -> Models:
     """min_max with sums of squared distances: Σ ‖μ + γp − x‖² ≤ max Σ ‖x − x'‖² (the same authors)."""
     spread, (length, _) = view.spread, _aside(view, direction)
-    room = np.maximum(spread.total - spread.to_mean.sum(axis=1), 0.0)
+    slack = np.maximum(spread.total - spread.to_mean.sum(axis=1), 0.0)
     scale = spread.count * length
-    hides = (scale > 0) & np.isfinite(scale + room)
-    gamma = np.sqrt(np.where(hides, room, 0.0) / np.where(hides, scale, 1.0))
+    hides = (scale > 0) & np.isfinite(scale + slack)
+    gamma = np.sqrt(np.where(hides, slack, 0.0) / np.where(hides, scale, 1.0))
     return _along(view, direction, np.asarray(a) * gamma)
 
 

@@ -66,7 +66,7 @@ class View:
       before   (n, d) the honest models before this round's local step, for attacks that declare to need it
       graph    (n, s) the honest rows that each honest node asks this round, −1 padded, likewise
       audience (v, k) which victims get a victim's vector when hostile nodes must send all the same one, −1
-               padded; a victim without any is one whose vector nobody sends
+               padded; empty: this victim's vector is not sent
       wire     what models travel as: a forged row arrives as the vector that this code can say
     """
 

@@ -1,7 +1,7 @@
-"""Who holds which training examples: Dirichlet, independent, by writer, one writer each, or virtual (more
-nodes than examples).
+"""The training examples of each node: Dirichlet, iid, by writer, one owner each, or virtual.
 
-Invariants of the first three: no example is held twice, none is lost, every node can fill one batch.
+A virtual partition has more nodes than examples. Invariants of the others: no example is held twice, and
+every node can fill one batch; none is lost, except by owners.
 """
 
 import heapq
@@ -18,7 +18,7 @@ _REDRAWS = 100
 
 
 def dirichlet(labels: Integers, nodes: int, alpha: float, batch: int, seed: int) -> list[Integers]:
-    """Integers held by each node: every class is cut among the nodes by shares q ~ Dir(α·1).
+    """Return the examples of each node: every class is cut among the nodes by shares q ~ Dir(α·1).
 
     Redrawn while a node has less than one batch, at most 100 times.
 
@@ -26,7 +26,7 @@ def dirichlet(labels: Integers, nodes: int, alpha: float, batch: int, seed: int)
     >>> len(parts), sum(map(len, parts)), min(map(len, parts)) >= 25
     (8, 1000, True)
     """
-    _check_room(len(labels), nodes, batch)
+    _check_sizes(len(labels), nodes, batch)
     _check_alpha(alpha)
     for attempt in range(1 + _REDRAWS):
         parts = _dirichlet_once(labels, nodes, alpha, stream(seed, ("partition", attempt)))
@@ -52,22 +52,22 @@ def _dirichlet_once(labels: Integers, nodes: int, alpha: float, rng: np.random.G
 
 
 def iid(labels: Integers, nodes: int, batch: int, seed: int) -> list[Integers]:
-    """Integers held by each node: all examples shuffled and dealt in parts whose sizes differ by at most one.
+    """Return the examples of each node: all are shuffled and dealt in parts of equal size, up to one.
 
     >>> [len(part) for part in iid(np.zeros(10, np.int64), nodes=3, batch=2, seed=0)]
     [4, 3, 3]
     """
-    _check_room(len(labels), nodes, batch)
+    _check_sizes(len(labels), nodes, batch)
     return np.array_split(stream(seed, ("partition", 0)).permutation(len(labels)), nodes)
 
 
 def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -> list[Integers]:
-    """Integers held by each node: whole writers, in random order, each to the node that holds least so far.
+    """Return the examples of each node: whole writers, in random order, each to the node that holds least.
 
     >>> [part.tolist() for part in by_writer(np.array([7, 7, 8, 9, 9, 8]), nodes=3, batch=2, seed=0)]
     [[2, 5], [0, 1], [3, 4]]
     """
-    _check_room(len(writers), nodes, batch)
+    _check_sizes(len(writers), nodes, batch)
     _, first, counts = np.unique(writers, return_index=True, return_counts=True)
     if len(first) < nodes:
         raise ValueError(
@@ -88,13 +88,12 @@ def by_writer(writers: NDArray[np.integer], nodes: int, batch: int, seed: int) -
 
 
 def largest_owners(writers: NDArray[np.integer], nodes: int, batch: int) -> list[Integers]:
-    """Integers held by each node: all of one writer's, the writer with most examples first;
-    the rest stay out.
+    """Return the examples of each node: all of one writer's, the largest first; the rest stay out.
 
     >>> [part.tolist() for part in largest_owners(np.array([7, 8, 9, 9, 8, 9]), nodes=2, batch=2)]
     [[2, 3, 5], [1, 4]]
     """
-    _check_room(len(writers), nodes, batch)
+    _check_sizes(len(writers), nodes, batch)
     _, counts = np.unique(writers, return_counts=True)
     groups = np.split(np.argsort(writers, kind="stable"), np.cumsum(counts)[:-1])
     order = np.argsort(-counts, kind="stable")[:nodes]
@@ -117,19 +116,18 @@ class Virtual:
     start: Integers
     """(classes + 1,) where each class's pool begins, and the end."""
     mixture: NDArray[np.float32] | None
-    """(nodes, classes), rows sum to one; None: every node draws evenly from all examples,
-    and nothing is kept."""
+    """(nodes, classes), rows sum to one; None: every node draws evenly from all examples."""
 
     @property
     def numbers(self) -> int:
-        """How many random numbers one example takes."""
+        """The number of random numbers that one example takes."""
         return 1 if self.mixture is None else 2
 
     def draw(self, uniform: NDArray[np.floating], nodes: Integers) -> Integers:
-        """A batch for each of the nodes (h,): uniform (h, batch, numbers) in [0, 1) gives example indices (h,
-        batch).
+        """Return a batch (h, batch) of example indices for each of the nodes (h,).
 
-        The first number chooses the class by the node's mixture, the last the example in the class's pool.
+        Of ``uniform`` (h, batch, numbers) in [0, 1) the first number chooses the class by the node's mixture,
+        the last the example in the class's pool.
 
         >>> mixture = np.array([[1.0, 0.0], [0.5, 0.5]], np.float32)
         >>> two = Virtual(2, np.array([4, 5, 6, 7]), np.array([0, 3, 4]), mixture)
@@ -150,7 +148,7 @@ class Virtual:
         return drawn
 
     def shares(self, nodes: Integers) -> NDArray[np.float64]:
-        """(classes,) how much of each class these nodes draw, taken together."""
+        """(classes,) Return the share of each class in what these nodes draw together."""
         if self.mixture is None:
             return np.diff(self.start) / len(self.pool)
         total = self.mixture[nodes].sum(axis=0, dtype=np.float64)
@@ -158,7 +156,7 @@ class Virtual:
 
 
 def _classes(mixture: NDArray[np.float32], uniform: NDArray[np.floating]) -> Integers:
-    """The class (h, batch) that each number chooses by its row of the mixture (h, classes)."""
+    """(h, batch) Return the class that each number chooses by its row of the mixture (h, classes)."""
     label = np.zeros(uniform.shape, np.int64)
     for edge in np.cumsum(mixture, axis=1, dtype=np.float64)[:, :-1].T:  # never (h, batch, classes) in memory
         label += uniform >= edge[:, None]
@@ -167,12 +165,11 @@ def _classes(mixture: NDArray[np.float32], uniform: NDArray[np.floating]) -> Int
     return np.asarray(np.minimum(label, last[:, None]))
 
 
-_ROWS = 1 << 14  # mixtures that are drawn at once: as float64 they are twice what is kept
+_ROWS = 1 << 14  # mixtures drawn at once, in float64
 
 
 def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
-    """A mixture of classes q ~ Dir(α·1) for each node over the classes that occur;
-    with α = ∞ all data for everybody.
+    """Return mixtures of classes q ~ Dir(α·1) for all nodes; with α = ∞ every node draws from all data.
 
     It keeps 8 bytes for each example and, with finite α, 4 for each node and class: 40 MB for a million nodes
     and ten classes.
@@ -201,8 +198,7 @@ def virtual(labels: Integers, nodes: int, alpha: float, seed: int) -> Virtual:
 
 
 def balanced_subset(labels: Integers, size: int, seed: int) -> Integers:
-    """``size`` indices in rising order, class counts as equal as the data allow;
-    all indices if there are no more.
+    """Return ``size`` indices in rising order with class counts as equal as the data allow, or all.
 
     >>> subset = balanced_subset(np.arange(100) % 10, 20, seed=0)
     >>> np.bincount(subset % 10)
@@ -211,14 +207,14 @@ def balanced_subset(labels: Integers, size: int, seed: int) -> Integers:
     if size < 1:
         raise ValueError(f"a subset needs at least one example, not {size}")
     rng = stream(seed, "evaluation")
-    turn = np.empty(len(labels), np.int64)  # the how-manieth of its class an example is, in random order
+    turn = np.empty(len(labels), np.int64)  # the rank of an example within its class, at random
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         turn[members] = rng.permutation(len(members))
     return np.sort(np.lexsort((labels, turn))[:size])
 
 
-def _check_room(examples: int, nodes: int, batch: int) -> None:
+def _check_sizes(examples: int, nodes: int, batch: int) -> None:
     if nodes < 1 or batch < 1:
         raise ValueError(f"a partition needs at least one node and a batch of one, not {nodes} and {batch}")
     if nodes * batch > examples:

@@ -1,5 +1,4 @@
-"""The exact law of the largest number of hostile peers any honest node ever pulls, F(k)^{hT},
-and the smallest pull."""
+"""The exact law of the largest number of hostile peers that a node ever pulls, F(k)^{hT}."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def probability(
 def quantile(
     nodes: int, byzantine: int, pull: int, rounds: int, p: float, aggregations: int | None = None
 ) -> int:
-    """The smallest k with P(max ≤ k) ≥ p.
+    """Return the smallest k with P(max ≤ k) ≥ p.
 
     >>> quantile(nodes=100, byzantine=10, pull=15, rounds=200, p=0.99)
     8
@@ -59,8 +58,7 @@ def quantile(
 
 
 def quantiles(nodes: int, byzantine: int, rounds: int, pulls: Sequence[int], p: Sequence[float]) -> Integers:
-    """b̂ at each probability and pull, shape (len(p), len(pulls)): the curves of the paper's Figure 3,
-    exactly.
+    """(len(p), len(pulls)) Return b̂ at each probability and pull: the curves of the paper's Figure 3.
 
     >>> quantiles(1000, 100, 200, pulls=[10, 30, 50], p=[0.5, 0.99]).tolist()
     [[7, 12, 16], [8, 14, 18]]
@@ -138,8 +136,7 @@ class Question:
         return 3 if self.silent else 2
 
     def feasible(self, pull: int, b_hat: int) -> bool:
-        """b̂/m ≤ max_fraction, m − 2b̂ ≥ margin of m = s + 1 models, and enough answers when F honest peers a
-        round are late."""
+        """Say whether b̂/m ≤ max_fraction, m − 2b̂ ≥ margin for m = s + 1, and enough answers come."""
         return (
             b_hat <= self.max_fraction * (pull + 1)
             and 2 * b_hat + self.margin <= pull + 1
@@ -178,11 +175,10 @@ class Question:
         )
 
     def comfortable_pull(self) -> int | None:
-        """The smallest s with a share of at most 1/3 and s+1−2b̂ ≥ 3; else the feasible one that leaves most;
-        or None.
+        """Return the smallest s with a share of at most 1/3 and s+1−2b̂ ≥ 3, or the one that leaves most.
 
         Where only 1 or 2 models are left after trimming, trimmed mean and median are one function. What
-        leaves most is n − 1 if that is feasible: whoever leaves out u peers would need more than u/2 hostile
+        leaves most is n − 1 if that is feasible: leaving out u peers would need more than u/2 hostile
         ones among them, always. Among few nodes, where chance and a low confidence may say otherwise,
         all are looked at.
         """

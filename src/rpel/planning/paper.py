@@ -82,8 +82,7 @@ def bernoulli_divergence(a: float, p: float) -> float:
 
 
 def lemma_noptlog(nodes: int, byzantine: int, rounds: int, p: float) -> float:
-    """Lemma "noptlog": a pull that suffices with probability p; infinite for b = 0,
-    vacuous where it exceeds n − 1.
+    """Return a pull that suffices with probability p (lemma "noptlog"); vacuous if it exceeds n − 1.
 
     >>> lemma_noptlog(100, 10, 200, 0.9)
     407

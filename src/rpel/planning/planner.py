@@ -1,5 +1,4 @@
-"""The answer: the smallest pull, what it must survive, how certain that is, what it costs,
-and its neighbours."""
+"""A plan: the smallest pull, what it must survive, with which probability, its costs and alternatives."""
 
 import math
 from dataclasses import asdict, dataclass, replace
@@ -101,8 +100,7 @@ def plan(
     upstream: str | float | None = None,
     aggregations: int | None = None,
 ) -> Plan:
-    """Find the smallest pull (or judge the given one) for ``nodes``, ``byzantine`` of them hostile,
-    over ``rounds``.
+    """Find the smallest pull, or judge the given one, for nodes of which some are hostile.
 
     With ``silent`` a round must also go on when every hostile peer stays silent and ``no_shows`` honest ones
     are late. With ``parameters`` (d) bytes are counted, of models sent as ``wire`` says; with ``upstream``, a
@@ -140,7 +138,7 @@ def comfortable(
     no_shows: int = 0,
     aggregations: int | None = None,
 ) -> Plan:
-    """The plan that a run or a network takes where nobody says how many to pull.
+    """Return the plan that a run or a network takes if the pull is left out.
 
     The smallest s with b̂/(s+1) ≤ 1/3 and s+1−2b̂ ≥ 3, so that rules can be told apart; where there is none,
     the feasible one that leaves most models after trimming.
@@ -248,8 +246,7 @@ def _nothing_feasible(case: Question) -> str:
 
 
 def _most_byzantine(case: Question) -> int | None:
-    """The largest number of hostile nodes for which the same question has an answer;
-    None if even 0 has none."""
+    """Return the largest number of hostile nodes with an answer to the same question, or None."""
     low, high = -1, case.byzantine
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,5 +1,4 @@
-"""What a plan costs on the line: bytes of a message, how many ask one node at once,
-and the shortest period."""
+"""What a plan costs on the line: bytes of a message, simultaneous pulls of a node, the shortest period."""
 
 import math
 import re

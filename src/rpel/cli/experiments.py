@@ -25,7 +25,7 @@ ARENA = Path("arena")
 @opt.described
 def sweep(
     file: Path, out: Path | None = None, jobs: opt.Jobs = None, engine: opt.Engine = "local",
-    address: opt.Address = None, data_dir: opt.DataDir = None, reuse: opt.Reuse = False,
+    address: opt.Address = None, data_dir: opt.DataDir = None,
     tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
@@ -44,7 +44,7 @@ def sweep(
     """
     cells, folder = read(file, **opt.given(data_dir=data_dir)), out or Path("sweeps") / file.stem
     with _engine(engine, address) as ray, terminal.display() as shown:
-        options = {"tensorboard": tensorboard, "reuse": reuse, "ray": ray, "download": shown.download}
+        options = {"tensorboard": tensorboard, "ray": ray, "download": shown.download}
         study = Study(cells, folder, jobs, strict=True, **options)
     try:
         results = _run(study)
@@ -178,7 +178,7 @@ def arena(
     preset: str = "mnist-30", rules: str | None = None, attacks: str | None = None,
     methods: str | None = None, seeds: str = "0", strongest: bool = False, rounds: int | None = None,
     nodes: opt.SomeNodes = None, byzantine: int | None = None, pull: int | None = None, out: Path = ARENA,
-    jobs: opt.Jobs = None, data_dir: opt.DataDir = None, reuse: opt.Reuse = False,
+    jobs: opt.Jobs = None, data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run all rules against all attacks in one setting and budget, several at a time,
@@ -210,7 +210,7 @@ def arena(
     base = load(preset).replace(**fields)
     who = arenas.contestants(_split(rules), _split(methods))
     cells = arenas.cells(base, who, arenas.opponents(_split(attacks), strongest), parse_seeds(seeds))
-    study = Study(cells, out, jobs, reuse=reuse)
+    study = Study(cells, out, jobs)
     standings = arenas.Standings(base, _run(study))
     files = standings.write(out)
     _complain(standings.results)
@@ -243,7 +243,7 @@ def reproduce(
     attacks: str | None = None, methods: str | None = None, seeds: str | None = None,
     eval_every: int | None = None, out: Path | None = None, style: opt.Look = "screen",
     jobs: opt.Jobs = None, data_dir: opt.DataDir = None, threads: opt.Threads = None, listed: bool = False,
-    extra: bool = False, reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False,
+    extra: bool = False, tensorboard: opt.TensorBoard = False,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
@@ -280,7 +280,7 @@ def reproduce(
     with terminal.display() as shown:
         work = Reproduction(
             names or [], scale, folder, jobs, selection=selection, data_dir=data_dir, threads=threads,
-            style=style, reuse=reuse, tensorboard=tensorboard, download=shown.download,
+            style=style, tensorboard=tensorboard, download=shown.download,
         )  # fmt: skip
     with terminal.interruptible(), _watching(terminal.stderr()) as watch:
         _estimate(work.study)

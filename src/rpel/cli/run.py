@@ -27,7 +27,7 @@ def run(
     data_dir: opt.DataDir = None, model: str | None = None, seed: str | None = None,
     seeds: str | None = None, device: str | None = None, workers: str | None = None,
     out: str | None = None, fields: list[str] | None = None, force: bool = False,
-    reuse: opt.Reuse = False, tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
+    tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Simulate training among nodes, some of them hostile, and keep the run in a folder.
 
@@ -76,7 +76,7 @@ def run(
             from rpel.simulation.run import run as run_spec
 
         result = run_spec(
-            spec, progress=shown.tick, download=shown.download, force=force, reuse=reuse,
+            spec, progress=shown.tick, download=shown.download, force=force,
             tensorboard=tensorboard,
         )  # fmt: skip
     if not terminal.printed(result.summary(), as_json):
@@ -90,15 +90,13 @@ def resume(
     """Go on with an interrupted run from its last checkpoint, as if it had not stopped;
     or with all below a folder.
 
-    Where several codes have made a run, the one of the running code is meant.
-
     Example: rpel resume runs/quickstart-0123456789ab
 
     Arguments:
         path (RUN|FOLDER): A run, or a folder above some.
 
     Options:
-        force: Also if other code has begun it.
+        force: Start again, also if other code has begun it.
     """
     if not (path / "spec.toml").is_file() and path.is_dir():
         _resume_all(path, force, tensorboard, as_json)

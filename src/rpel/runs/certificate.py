@@ -152,30 +152,35 @@ def certificate(
     )
 
 
+BESIDE = ("cli", "peer", "studies", "integrations", "doctor.py", "testing.py", "runs")
+"""The modules that compute nothing of a run: a change of theirs leaves finished runs as they are."""
+
+
 @cache
-def _sources() -> str:
-    """A digest of rpel's own source files."""
+def source_digest(root: Path = Path(__file__).parents[1]) -> str:
+    """Return a digest of rpel's source files that compute."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+        name = path.relative_to(root)
+        if name.parts[0] not in BESIDE:
+            digest.update(name.as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 
 def versions(device: str = "cpu", modules: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a result depends on beside its specification and data.
 
-    ``code`` is one digest of all that decides it: rpel's sources, torch, numpy and numba, the class of the
-    device, and ``modules``, digests of what runs by ``module:name``. What cannot be seen is not in it: other
-    packages, environment variables, files that such a module reads.
+    ``code`` is one digest of all that decides it: rpel's modules that compute, torch, numpy and numba, the
+    class of the device, and ``modules``, digests of what runs by ``module:name``. What cannot be seen is not
+    in it: other packages, environment variables, files that such a module reads.
 
     >>> versions()["code"] == versions()["code"], versions()["code"] == versions("cuda")["code"]
     (True, False)
     """
-    decides = {"source": _sources()[:12]}
+    decides = {"source": source_digest()[:12]}
     decides |= {name: importlib.metadata.version(name) for name in ("torch", "numpy", "numba")}
     decides |= {"device": device.partition(":")[0], **(modules or {})}
-    code = hashlib.sha256(json.dumps([_sources(), sorted(decides.items())]).encode()).hexdigest()
+    code = hashlib.sha256(json.dumps([source_digest(), sorted(decides.items())]).encode()).hexdigest()
     others = {"python": platform.python_version(), "scipy": importlib.metadata.version("scipy")}
     return {"rpel": __version__, "code": code, **decides, **others, "processor": _processor()}
 

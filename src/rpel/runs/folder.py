@@ -30,27 +30,17 @@ Arrays = Mapping[str, NDArray[Any]]
 
 log = logging.getLogger("rpel")
 _CHECKPOINT = re.compile(r"round-(\d+)\.npz")
-_NAME = re.compile(r"(?P<base>.*-(?P<hash>[0-9a-f]{12}))(?:-[0-9a-f]{8}(?:-\d+)?)?")
+_NAME = re.compile(r".*-([0-9a-f]{12})")
 
 
 def hash_of(name: str) -> str | None:
     """The hash in a run folder's name, if it has one.
 
-    >>> hash_of("run-0123456789ab"), hash_of("run-0123456789ab-89abcdef"), hash_of("elsewhere")
-    ('0123456789ab', '0123456789ab', None)
+    >>> hash_of("run-0123456789ab"), hash_of("elsewhere")
+    ('0123456789ab', None)
     """
     match = _NAME.fullmatch(name)
-    return None if match is None else match["hash"]
-
-
-def base_of(path: Path) -> Path:
-    """The folder that a run has if no other code made one before.
-
-    >>> base_of(Path("runs/run-0123456789ab-89abcdef")).name
-    'run-0123456789ab'
-    """
-    match = _NAME.fullmatch(path.name)
-    return path if match is None else path.with_name(match["base"])
+    return None if match is None else match[1]
 
 
 def is_by_row(key: str) -> bool:

@@ -60,7 +60,6 @@ def simulate(
     out: str | Path | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
-    reuse: bool = False,
     tensorboard: bool = False,
     seeds: str | Sequence[int] | None = None,
     **fields: Any,
@@ -112,9 +111,8 @@ def simulate(
         out, name: the folder for run folders, such as "runs" (left out: nothing is kept), and the first part
         of the run folder's name.
         checkpoint_every, force: rounds between checkpoints; force=True begins anew a run that is there.
-        reuse: a run that is finished in ``out`` is returned if specification, data and code are the same.
-        With a model, loss, metric, rule or attack that is an object, nobody can know, and it runs again, in a
-        folder of its own; reuse=True takes the finished one all the same, also one that other code has made.
+        A run that is finished in ``out`` is returned if specification, data and code are the same; with
+        objects from Python nobody can know, and it runs again, in a folder of its own.
         device, threads, workers: where it runs; workers are processes on this machine that share it.
         progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
         last evaluation.
@@ -179,9 +177,7 @@ def simulate(
         raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
     told = _printed if progress is True else progress or None
     job = Request(**fields, seeds=seeds)
-    return _run(
-        job, own, keep=out is not None, progress=told, force=force, reuse=reuse, tensorboard=tensorboard
-    )
+    return _run(job, own, keep=out is not None, progress=told, force=force, tensorboard=tensorboard)
 
 
 def _signature() -> inspect.Signature:
@@ -240,7 +236,7 @@ def resume(
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
     again; rule, attack, collate, target, optimizer, callbacks and problem, too.
-    force: also if other code has begun it, so that the rest may differ.
+    force: start it again, also if other code has begun it.
     progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
     >>> import tempfile

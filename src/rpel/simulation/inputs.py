@@ -24,7 +24,7 @@ from rpel.record import OWN
 from rpel.rules import Rule
 from rpel.runs.certificate import versions
 from rpel.simulation.methods import Resolved
-from rpel.spec import Partition, Request
+from rpel.spec import Partition, Request, spec_hash
 from rpel.tasks.checks import check_loss
 from rpel.tasks.engines import Loss
 from rpel.tasks.metrics import metrics
@@ -111,6 +111,12 @@ class Gathered:
     def subset(self, size: int) -> Integers:
         """The test examples of an evaluation: as many of every class, and the same for every seed."""
         return data.balanced_subset(self.dataset.strata(), size, seed=0)
+
+
+def run_hash(spec: Request, inputs: Gathered) -> str:
+    """Return the hash that names a run: its meaning, its data, the user's objects, and the code."""
+    code = {"code": inputs.versions["code"]}
+    return spec_hash(spec, inputs.dataset.checksums, inputs.digests, code)
 
 
 SAMPLES = {"mnist-8x8": "mnist-sample-8x8"}

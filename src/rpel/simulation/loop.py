@@ -31,9 +31,9 @@ from rpel.runs.journal import EVENTS, Events, Journal, number
 from rpel.runs.run import Run
 from rpel.simulation.engine import Engine
 from rpel.simulation.evaluate import Record
-from rpel.simulation.inputs import Gathered
+from rpel.simulation.inputs import Gathered, run_hash
 from rpel.simulation.methods import Resolved, baseline
-from rpel.spec import Request, spec_hash, to_toml
+from rpel.spec import Request, to_toml
 from rpel.types import RoundInfo
 
 log = logging.getLogger("rpel")
@@ -245,7 +245,7 @@ class Checkpoints:
         self, folder: RunFolder | None, engine: Engine, record: Record, spec: Request, inputs: Gathered
     ) -> None:
         self.folder, self.engine, self.record = folder, engine, record
-        named = spec_hash(spec, inputs.dataset.checksums, inputs.digests)
+        named = run_hash(spec, inputs)
         self.about = {"run.hash": named, "run.code": inputs.versions["code"]}
         self.journal: Journal | None = None
         self.saved = 0  # the round of the last one

@@ -1,11 +1,13 @@
 """Run a Spec, keep it in its folder, continue it where it stopped.
 
-Invariants: a folder belongs to one meaning (its hash) and one code; a finished run is not repeated, an
-unfinished one goes on from its last checkpoint, where both are the same (:mod:`rpel.runs.reuse`); a round is
-wholly in the checkpoint or not at all, so a resumed run ends with the same bytes; a signal is obeyed between
-rounds, and in the last evaluation, which can be long: the last round is then kept without it.
+Invariants: a folder's name has the hash of all that determines the run's numbers, code included; so a
+finished run is not repeated, and an unfinished one goes on from its last checkpoint. Nobody can know what
+objects from Python do, so a run with some has a folder of its own each time. A round is wholly in the
+checkpoint or not at all, so a resumed run ends with the same bytes. A signal is obeyed between rounds, and in
+the last evaluation, which can be long: the last round is then kept without it.
 """
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,12 +23,21 @@ from rpel.runs import run as finished
 from rpel.runs.certificate import differences, versions
 from rpel.runs.folder import RunFolder, hash_of
 from rpel.runs.journal import check_tensorboard
-from rpel.runs.reuse import choose, resumed
-from rpel.simulation.inputs import Download, Gathered, Inputs, Load, available, code_versions, gather, loader
+from rpel.simulation.inputs import (
+    Download,
+    Gathered,
+    Inputs,
+    Load,
+    available,
+    code_versions,
+    gather,
+    loader,
+    run_hash,
+)  # fmt: skip
 from rpel.simulation.loop import Callback, Interrupted, Progress, TensorBoard, train
 from rpel.simulation.methods import Resolved, remark, resolve
 from rpel.simulation.workers import Workers
-from rpel.spec import Request, load_folder, spec_hash
+from rpel.spec import Request, load_folder
 
 log = logging.getLogger("rpel")
 
@@ -41,14 +52,12 @@ def run(
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
-    reuse: bool = False,
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> finished.Run | finished.Runs:
     """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on,
     unless ``force``.
 
-    reuse: a finished run of other code, or with objects from Python, is taken, too.
     stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
     """
     if tensorboard:
@@ -67,7 +76,7 @@ def run(
             resolved, gathered = prepared(spec.replace(seed=seed, seeds=None), own, load)
             folder = None
             if keep:
-                folder = RunFolder(placed(resolved.spec, gathered, reuse=reuse, force=force), tensorboard)
+                folder = RunFolder(placed(resolved.spec, gathered, force=force), tensorboard)
             said = remark(spec, resolved) if seed == seeds[0] else None
             runs.append(
                 _run_one(resolved, gathered, folder, progress, stop, force, workers, own.callbacks, said)
@@ -92,15 +101,14 @@ def joined(spec: Request, own: Inputs) -> Workers:
     return Workers(spec)
 
 
-def folder_name(spec: Request, inputs: Gathered) -> str:
-    """The name of a run's folder."""
-    return f"{spec.name}-{spec_hash(spec, inputs.dataset.checksums, inputs.digests)}"
-
-
-def placed(spec: Request, inputs: Gathered, *, reuse: bool = False, force: bool = False) -> Path:
-    """Where a run is kept: in the folder of its hash, unless another code has made that."""
-    base = Path(spec.out) / folder_name(spec, inputs)
-    return choose(base, inputs.versions, known=inputs.known, reuse=reuse, force=force)
+def placed(spec: Request, inputs: Gathered, *, force: bool = False) -> Path:
+    """The folder of a run. One with objects from Python takes the first that is free, unless ``force``."""
+    named, out = run_hash(spec, inputs), Path(spec.out)
+    folder, again = out / f"{spec.name}-{named}", 0
+    while not (inputs.known or force) and (folder / "spec.toml").is_file():
+        again += 1
+        folder = out / f"{spec.name}-{hashlib.sha256(f'{named} {again}'.encode()).hexdigest()[:12]}"
+    return folder
 
 
 def resume(
@@ -113,27 +121,30 @@ def resume(
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> finished.Run:
-    """Go on with the run in a folder; a finished one is returned. force: also if other code has begun it."""
+    """Go on with the run in a folder; a finished one is returned. force: start it again."""
     if tensorboard:
         check_tensorboard()
-    spec = load_folder(path)
+    spec, folder = load_folder(path), RunFolder(path, tensorboard)
+    if force:
+        again = spec.replace(out=str(path.resolve().parent))
+        result = run(again, own, progress=progress, download=download, force=True, stop=stop)
+        assert isinstance(result, finished.Run)
+        return result
     try:
         ours = code_versions(spec)
     except ValueError:  # a rule or an attack that is not here: a finished run can be returned all the same
         ours = versions(spec.device)
-    folder = RunFolder(path if force else resumed(path, ours), tensorboard)
     code = folder.code()
-    if folder.certificate() is None and not force and code not in (None, ours["code"]):
+    if folder.certificate() is None and code not in (None, ours["code"]):
         raise ValueError(
-            f"{folder.path} was begun by other code ({code[:8]}, this is {ours['code'][:8]}): --force goes "
-            "on with it"
+            f"{path} was begun by other code ({code[:8]}, now {ours['code'][:8]}): --force starts it again"
         )
     with joined(spec, own) as workers:
         if (found := stored(folder, ours)) is not None:
             return found
         resolved, gathered = prepared(spec, own, loader(download))
-        now, named = hash_of(folder_name(resolved.spec, gathered)), hash_of(folder.path.resolve().name)
-        if named not in (None, now):
+        now, named = run_hash(resolved.spec, gathered), hash_of(path.resolve().name)
+        if gathered.known and named not in (None, now):
             raise ValueError(
                 f"{path} was started with another specification, other data or another model: hash {now} now"
             )

@@ -36,9 +36,9 @@ from rpel.runs.certificate import versions
 from rpel.runs.folder import is_by_row
 from rpel.simulation.communicator import ALONE, Group
 from rpel.simulation.engine import Engine
-from rpel.simulation.inputs import Gathered, Inputs, available, gather, loader
+from rpel.simulation.inputs import Gathered, Inputs, available, gather, loader, run_hash
 from rpel.simulation.methods import Resolved, resolve
-from rpel.spec import Request, spec_hash
+from rpel.spec import Request
 
 _STORE = "RPEL_WORKERS"
 """In a worker that another one started: the file by which they find each other, how many, which one."""
@@ -174,8 +174,7 @@ def _built(
 
 def _identity(run: Resolved, inputs: Gathered) -> tuple[Any, ...]:
     """What has to be equal on all workers, and where this one is."""
-    digest = spec_hash(run.spec, inputs.dataset.checksums, inputs.digests)
-    name = f"{run.spec.name}-{digest} by code {inputs.versions['code'][:8]}"
+    name = f"{run.spec.name}-{run_hash(run.spec, inputs)}"
     return name, versions(), platform.node()
 
 

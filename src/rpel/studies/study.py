@@ -207,7 +207,6 @@ class Study:
         *,
         strict: bool = False,
         together: bool = True,
-        reuse: bool = False,
         tensorboard: bool = False,
         ray: Any = None,
         download: "Download | None" = None,
@@ -220,7 +219,6 @@ class Study:
             jobs: runs at a time; as many as cores if left out.
             strict: whether a value that no cell can run with is an error.
             together: whether an error that all cells share is raised.
-            reuse: whether finished runs of other code are taken, too.
             tensorboard: whether metrics are also written for TensorBoard.
             ray: the module, connected to a cluster whose tasks the runs are; otherwise they run here.
             download: is told of the bytes of data sets.
@@ -233,7 +231,7 @@ class Study:
         from rpel.simulation.inputs import loader
 
         self.out = Path(out).resolve() if ray else Path(out)
-        self.options: dict[str, Any] = {"reuse": reuse, "tensorboard": tensorboard}
+        self.options: dict[str, Any] = {"tensorboard": tensorboard}
         available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
         self.jobs = max(1, min(jobs or available, len(cells)))
         self.threads = max(1, available // self.jobs)
@@ -260,7 +258,7 @@ class Study:
         spec = cell.spec.replace(out=str(self.out / "runs"), threads=cell.spec.threads or self.threads)
         try:
             resolved, gathered = prepared(spec, Inputs(), self.load)
-            folder = placed(resolved.spec, gathered, reuse=bool(self.options["reuse"]))
+            folder = placed(resolved.spec, gathered)
         except Exception as error:  # a user's code may raise anything
             return Job(cell, status="failed", error=sentence(error))
         job = Job(replace(cell, spec=spec), folder, self.out / "cells" / f"{folder.name}.log")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,10 @@ import torch
 from torch import nn
 
 import rpel as package
-from rpel.runs.certificate import versions
+from rpel.runs.certificate import BESIDE, source_digest, versions
 from rpel.runs.folder import RunFolder
 from rpel.runs.run import Run
 from rpel.simulation.api import resume, simulate
-from support.commands import rpel
 from support.runs import CrashError, crash_after, tiny
 
 
@@ -27,44 +27,78 @@ def place(result: Run) -> Path:
     return result.path
 
 
-def of_other_code(path: Path) -> None:
-    """Make a finished run look as if another release of torch had made it."""
-    file = path / "certificate.json"
-    content = json.loads(file.read_text())
-    content["versions"] |= {"code": "0" * 64, "torch": "0.0"}
-    file.write_text(json.dumps(content))
+# --- the code -----------------------------------------------------------------------------------------------
 
 
-# --- by other code ------------------------------------------------------------------------------------------
+def copied(tmp_path: Path) -> Path:
+    """The package in a folder of its own."""
+    source = Path(str(package.__file__)).parent
+    return Path(shutil.copytree(source, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
 
 
-def test_finished_run_of_other_code_is_run_again_in_a_new_folder(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = place(tiny(tmp_path))
-    of_other_code(first)
-    before = (first / "certificate.json").read_bytes()
-    again = tiny(tmp_path)
-    assert not again.reused
-    assert place(again).name == f"{first.name}-{again.certificate['versions']['code'][:8]}"
-    (line,) = [record.message for record in caplog.records]
-    assert (
-        f"{first} not reused (made by other code: torch 0.0, now {torch.__version__.partition('+')[0]}"
-        in line
+def test_code_of_a_run_is_every_module_but_those_that_compute_nothing(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    ours = source_digest.__wrapped__(root)
+    assert ours == source_digest()
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        path.write_bytes(text + b"# one line more\n")
+        computes = path.relative_to(root).parts[0] not in BESIDE
+        assert (source_digest.__wrapped__(root) != ours) == computes, path
+        path.write_bytes(text)
+
+
+SMALL = "model=linear nodes=6 byzantine=1 pull=4 rounds=1 eval_size=20 batch_size=5 partition=iid threads=1"
+
+
+def in_a_process(top: Path, *more: str) -> dict[str, Any]:
+    """``rpel run`` with the package in that folder."""
+    flags = [part for field in (*SMALL.split(), *more) for part in ("-s", field)]
+    command = [sys.executable, "-m", "rpel", "run", "quickstart", *flags, "--out", "runs", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, cwd=top, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.integration
+def test_edited_module_that_computes_makes_another_folder_and_others_do_not(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    first = in_a_process(tmp_path)
+    with (root / "cli" / "terminal.py").open("a") as file:
+        file.write("# one line more\n")
+    again = in_a_process(tmp_path)
+    assert (again["reused"], again["path"]) == (True, first["path"])
+    with (root / "learning.py").open("a") as file:
+        file.write("# one line more\n")
+    other = in_a_process(tmp_path)
+    assert (other["reused"], other["path"] != first["path"]) == (False, True)
+
+
+@pytest.mark.integration
+def test_new_field_needs_a_line_in_spec_and_the_place_where_it_takes_effect(tmp_path: Path) -> None:
+    """As a contributor adds one: option, TOML, hash and the list of fields follow."""
+    root = copied(tmp_path)
+    spec, place = root / "spec.py", root / "simulation" / "methods.py"
+    field = '    patience: int = Field(3, description="rounds of patience", ge=1)\n'
+    above, last, below = spec.read_text().partition("    native: bool = Field(")
+    spec.write_text(above + field + last + below)
+    text = place.read_text()
+    body = "    method = METHODS[choice.name]\n"
+    assert body in text
+    place.write_text(
+        text.replace(body, body + '    if spec.patience > 8:\n        raise ValueError("impatient")\n')
     )
-    assert (first / "certificate.json").read_bytes() == before
-    once_more = tiny(tmp_path)
-    assert (once_more.reused, once_more.path) == (True, again.path)
-
-
-def test_reuse_takes_the_finished_run_of_other_code_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = place(tiny(tmp_path))
-    of_other_code(first)
-    again = tiny(tmp_path, reuse=True)
-    assert (again.reused, again.path) == (True, first)
-    assert "it was made by other code (torch 0.0" in caplog.text
+    usual, patient = in_a_process(tmp_path), in_a_process(tmp_path, "patience=5")
+    assert usual["path"] != patient["path"]
+    assert tomllib.loads((tmp_path / patient["path"] / "spec.toml").read_text())["patience"] == 5
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "rpel"]
+    listed = subprocess.run([*command, "list", "fields"], env=environment, capture_output=True, text=True)
+    assert "rounds of patience [3]" in listed.stdout
+    refused = [*command, "run", "quickstart", "-s", "patience=9"]
+    assert "impatient" in subprocess.run(refused, env=environment, capture_output=True, text=True).stderr
 
 
 def test_versions_code_is_a_whole_digest_that_depends_on_libraries_and_device(
@@ -78,76 +112,19 @@ def test_versions_code_is_a_whole_digest_that_depends_on_libraries_and_device(
     assert versions()["code"] != ours
 
 
-def test_run_on_cuda_never_returns_the_result_of_the_cpu(tmp_path: Path) -> None:
-    tiny(tmp_path)
-    if torch.cuda.is_available():
-        assert not tiny(tmp_path, device="cuda").reused
-    else:
-        with pytest.raises(ValueError, match=r"'cuda'.*CPU-only.*'cpu'"):
-            tiny(tmp_path, device="cuda")
-    assert len(list(tmp_path.iterdir())) == 1 + torch.cuda.is_available()
-
-
-def begun_by_other_code(out: Path) -> Path:
-    """A run stopped after four of its six rounds, its checkpoint by another code."""
+def test_unfinished_run_of_other_code_is_refused_and_starts_again_if_forced(tmp_path: Path) -> None:
     with pytest.raises(CrashError):
-        tiny(out, progress=crash_after(5))
-    (path,) = out.iterdir()
+        tiny(tmp_path, progress=crash_after(5))
+    (path,) = tmp_path.iterdir()
     folder = RunFolder(path)
     state = folder.restore()
     assert state is not None
     folder.save(4, {**state, "run.code": np.array("0" * 64)})
-    return path
-
-
-def test_unfinished_run_of_other_code_goes_on_only_if_forced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = begun_by_other_code(tmp_path)
-    with pytest.raises(ValueError, match=r"other code.*--force"):
+    with pytest.raises(ValueError, match=r"^[^\n]*other code[^\n]*--force starts it again$"):
         resume(path)
     rounds: list[int] = []
-    other = tiny(tmp_path, progress=lambda tick: rounds.append(tick.round))
-    assert rounds == [1, 2, 3, 4, 5, 6]
-    assert place(other) != path
-    assert f"rpel resume --force {path} goes on with it" in caplog.text
-    rounds.clear()
     resume(path, force=True, progress=lambda tick: rounds.append(tick.round))
-    assert rounds == [5, 6]
-
-
-def test_resume_takes_the_run_of_the_running_code_and_else_names_all(tmp_path: Path) -> None:
-    first = place(tiny(tmp_path))
-    of_other_code(first)
-    assert resume(first).path == first, "the only one there is"
-    mine = place(tiny(tmp_path))
-    assert resume(first).path == mine
-    of_other_code(mine)
-    with pytest.raises(ValueError, match=f"{first.name}, {mine.name}"):
-        resume(first)
-    assert resume(mine).path == mine, "named in full"
-
-
-def test_report_shows_the_run_of_the_running_code_and_else_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = place(tiny(tmp_path / "runs"))
-    of_other_code(first)
-    mine = place(tiny(tmp_path / "runs", lr=0.1))
-    page = str(tmp_path / "page.html")
-
-    def shown() -> tuple[int, str]:
-        out, err = rpel("report", str(tmp_path / "runs"), "-o", page, "--json", capsys=capsys)
-        return json.loads(out)["runs"], err
-
-    runs, said = shown()
-    assert runs == 1
-    assert "only what this code has made is shown" in said
-    assert said.rstrip().endswith(mine.name)
-    of_other_code(mine)
-    runs, said = shown()
-    assert runs == 2
-    assert "by several other codes, all shown" in said
+    assert rounds == [1, 2, 3, 4, 5, 6]
 
 
 # --- objects from Python ------------------------------------------------------------------------------------
@@ -215,15 +192,10 @@ def test_model_whose_base_class_changed_is_another_run(
     assert not np.array_equal(a.models, own(tmp_path).models)
 
 
-def test_runs_with_user_objects_are_repeated_unless_reuse(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runs_with_user_objects_are_never_reused(tmp_path: Path) -> None:
     results = [own(tmp_path) for _ in range(3)]
     assert len({result.path for result in results}) == 3
     assert not any(result.reused for result in results)
-    assert "cannot be known" in caplog.text
-    stored = own(tmp_path, reuse=True)
-    assert (stored.reused, stored.path) == (True, results[0].path)
     forced = own(tmp_path, force=True)
     assert (forced.reused, forced.path) == (False, results[0].path)
 
@@ -285,7 +257,7 @@ def test_edited_user_module_or_import_makes_another_run(
     )
     again = run()
     assert not again.reused
-    assert place(again).name.startswith(f"{place(first).name}-")
+    assert place(again) != place(first)
     assert not np.array_equal(again.models, first.models)
 
 
@@ -297,27 +269,3 @@ def test_user_file_edited_after_import_is_refused(tmp_path: Path, monkeypatch: p
     file.write_text("def agg(x, f=0):\n    return 0 * x.mean(axis=0)\n")
     again = tiny(tmp_path / "runs", rule="loadedrule:agg")
     assert (again.reused, again.path) == (True, first.path)
-
-
-def test_code_that_a_certificate_names_covers_files_in_every_folder(tmp_path: Path) -> None:
-    """A copy of the package is the same code; with a comment more in one file deep inside it is another."""
-    source = Path(str(package.__file__)).parent
-    copied = Path(shutil.copytree(source, tmp_path / "rpel", ignore=shutil.ignore_patterns("__pycache__")))
-    nested = sorted(path for path in copied.rglob("*.py") if len(path.relative_to(copied).parts) > 1)
-    ours = versions()["code"]
-    assert code_of(tmp_path) == ours
-    changed = nested[len(nested) // 2]
-    changed.write_bytes(changed.read_bytes() + b"# changed\n")
-    assert code_of(tmp_path) != ours
-
-
-def code_of(top: Path) -> str:
-    """What the rpel in a folder says of itself, in a process of its own."""
-    script = "import rpel.runs.certificate as found; print(found.__file__, found.versions()['code'])"
-    environment = {**os.environ, "PYTHONPATH": str(top), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=top, capture_output=True, text=True, check=True
-    )
-    file, code = done.stdout.split()
-    assert Path(file).is_relative_to(top)
-    return code

@@ -31,7 +31,7 @@ MARGIN = 2.0
 USUAL_LATE = 2
 """How many honest peers may be late in a round, unless few peers allow fewer only."""
 
-_TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition", "alpha")
+_TABLE = ("lr", "momentum", "weight_decay", "batch_size", "model", "partition")
 """Keys of a built-in task that members.toml has even for default values: a default may change one day."""
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from rpel import data
+from rpel import algorithm, data
 from rpel.attacks import Attack
 from rpel.backend.compiled import Compiled
 from rpel.data import Dataset, user
@@ -27,6 +27,7 @@ from rpel.simulation.inputs import Inputs
 from rpel.simulation.network import Roster
 from rpel.spec import Request
 from rpel.tasks import Classification
+from support.commands import rpel
 from support.own import blobs
 from support.runs import TINY, checkpoints, differences, rounds_written, tiny
 
@@ -202,6 +203,22 @@ def test_seeds_of_one_setting_load_their_data_once(monkeypatch: pytest.MonkeyPat
     both = simulate(**{**TINY, "seeds": "0,1", "rounds": 1})
     assert len(loaded) == 1
     assert [run.spec.seed for run in both.runs] == [0, 1]
+
+
+def test_five_frames_stand_between_the_command_and_algorithm_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, step, walks = str(Path(data.__file__).parents[1]), algorithm.step, list[list[str]]()
+
+    def watching(problem: Any, state: Any) -> Any:
+        frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(ours)]
+        walks.append([frame.name for frame in frames])
+        return step(problem, state)
+
+    monkeypatch.setattr(algorithm, "step", watching)
+    rpel("run", "quickstart", "--rounds", "1", "--model", "linear", "--out", str(tmp_path), capsys=capsys)
+    (walk,) = walks
+    assert len(walk[walk.index("main") + 1 :]) <= 5
 
 
 def test_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:

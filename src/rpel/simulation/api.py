@@ -114,12 +114,11 @@ def simulate(
         A run that is finished in ``out`` is returned if specification, data and code are the same; with
         objects from Python nobody can know, and it runs again, in a folder of its own.
         device, threads, workers: where it runs; workers are processes on this machine that share it.
-        progress: True prints it to stderr; a function is called with a Tick after every round, and in a long
-        last evaluation.
+        progress: True prints it to stderr; a function is called with a Tick after every round.
         tensorboard: copy the metrics for TensorBoard.
-        callbacks: callables (state, info, row), called after every round in their order. What one puts into
-        the row, a number under a name of its own, is a column of the history and of metrics.jsonl; state.x
-        (h, d) are the models.
+        callbacks: callables (state, row), called after every round in their order. What one returns, a dict
+        of numbers by name, becomes columns of the history and of metrics.jsonl; state.x (h, d) are the
+        models. A rpel.simulation.loop.Tracker is also opened before the first round, and closed.
         problem: a function from the run's :class:`rpel.algorithm.Problem` to another one, to plug in local
         steps, a delivery, an aggregation or an outer step of your own.
 

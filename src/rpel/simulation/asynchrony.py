@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpel.algorithm import Info, Outer, State
-from rpel.backend.arrays import empty, is_tensor, put, take
+from rpel.backend.arrays import empty, put, take
 from rpel.component import parse_chain
 from rpel.errors import unknown
 from rpel.learning import Aggregation
@@ -234,28 +234,6 @@ def _nth(rows: Integers, groups: Integers) -> Integers:
 # --- a round ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Versions:
-    """Which version of a peer an answer brings: replaced (k,)
-    are the rows whose older one stands behind the others.
-
-    published: when the newest version of each row was published, in ticks.
-    """
-
-    rows: int
-    replaced: Integers
-    published: Integers
-    moment: Integers  # (c,) when those who ask read
-
-    def choose(self, rows: Integers) -> Integers:
-        """(c, s) the rows of the versions that are read."""
-        asked, moment = np.maximum(rows, 0), self.moment[:, None]
-        place = np.full(self.rows, -1, np.int64)
-        place[self.replaced] = self.rows + np.arange(len(self.replaced))
-        later = (self.published[asked] > moment) & (place[asked] >= 0)
-        return np.where(later & (rows >= 0), place[asked], rows)
-
-
 @dataclass
 class AsynchronousRounds:
     """A round of Algorithm 1 as the windows of a unit of virtual time."""
@@ -296,13 +274,16 @@ class AsynchronousRounds:
         known = {} if self.known is None else {"versions.known": self.known}
         return attack | {"versions.half": self.table[: self.h]} | known
 
+    def load(self, network: Arrays) -> None:
+        """Take over the versions of a checkpoint."""
+        self.table[: self.h] = self.backend.array(network["versions.half"])
+        if self.known is not None:
+            self.known[:] = self.backend.array(network["versions.known"])
+        self.finite = self._finite(self.table[: self.h])
+
     def step(self, state: State) -> tuple[State, Info]:
         """One unit of virtual time."""
         t, attack = state.round + 1, {k: v for k, v in state.network.items() if not k.startswith("versions.")}
-        for key, held in (("versions.half", self.table[: self.h]), ("versions.known", self.known)):
-            if held is not None and not _is_same_memory(held, state.network[key]):
-                held[:] = self.backend.array(state.network[key])
-                self.finite = self._finite(self.table[: self.h])
         self.published = self.schedule.published_by(t - 1)
         count = self.mine.stop - self.mine.start
         met = np.full((count, self.schedule.most), -1, np.int64)
@@ -438,14 +419,16 @@ class AsynchronousRounds:
         own, at = (rows[mine], moment[mine]) if alone else (rows, moment)
         if not len(own):
             return Received(self.table[:0], np.empty((0, 1), np.int64), met=np.empty(0, np.int64)), attack
-        versions = Versions(self.h, replaced, self.published, at)
-        network = replace(plain, models=self.h + len(replaced), newest=versions.choose)
+        place = np.full(self.h, -1, np.int64)  # of the older version of each row, behind the newest ones
+        place[replaced] = self.h + np.arange(len(replaced))
+
+        def newest(asked: Integers) -> Integers:
+            """(c, s) the rows of the versions that are read: the newest at the moment of each reader."""
+            row = np.maximum(asked, 0)
+            later = (self.published[row] > at[:, None]) & (place[row] >= 0) & (asked >= 0)
+            return np.where(later, place[row], asked)
+
+        network = replace(plain, models=self.h + len(replaced), newest=newest)
         first = int(np.flatnonzero(mine)[0]) if mine.any() else 0
         wanted = slice(None) if alone else slice(first, first + int(mine.sum()))
         return network.answers(label, own, attack, known, forging, wanted)
-
-
-def _is_same_memory(held: Models, other: Models) -> bool:
-    if not is_tensor(held):
-        return np.may_share_memory(held, other)
-    return is_tensor(other) and held.untyped_storage()._cdata == other.untyped_storage()._cdata  # type: ignore[attr-defined]

@@ -345,3 +345,5 @@ class Engine:
         prefix = "network."
         network = {k.removeprefix(prefix): np.array(v) for k, v in arrays.items() if k.startswith(prefix)}
         self.state = replace(self.state, round=int(arrays["round"]), network=network)
+        if self.windows is not None:
+            self.windows.load(network)

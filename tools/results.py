@@ -30,7 +30,7 @@ import numpy as np
 
 from rpel.runs.run import Run
 from rpel.simulation.methods import schedule
-from rpel.spec import Request
+from rpel.spec import Privacy, Rate, Request, Timing
 from rpel.studies import plots
 from rpel.studies.arena import MEASURES, Standings
 from rpel.studies.paper import ATTACKS, SHARES, everything, find
@@ -64,9 +64,16 @@ class Kept:
 
     @property
     def attack(self) -> str:
-        """The attack as a table calls it."""
-        of = self.spec.get("attack_params", {}).get("of")
-        return f"strongest(of={of})" if of else str(self.spec.get("attack"))
+        return str(self.spec["attack"])
+
+    @property
+    def asynchronous(self) -> bool:
+        return Timing.of(self.spec.get("timing", "synchronous")).asynchronous
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε that its noise was planned for."""
+        return Privacy.of(self.spec.get("privacy", "none")).epsilon
 
     @property
     def seed(self) -> int:
@@ -90,9 +97,8 @@ class Kept:
 
     def has(self, **fields: Any) -> bool:
         """Whether it has these fields; a tuple holds allowed values."""
-        usual = {"local_steps": 1, "asynchronous": False, "target_epsilon": None, "attack": self.attack}
-        mine = usual | self.spec | {"attack": self.attack}
-        pairs = ((mine.get(key), value) for key, value in fields.items())
+        mine = {key: self.spec.get(key, Request.model_fields[key].default) for key in fields}
+        pairs = ((mine[key], value) for key, value in fields.items())
         return all(one in value if isinstance(value, tuple) else one == value for one, value in pairs)
 
 
@@ -308,7 +314,7 @@ ATTACK_LABELS = {"sign_flipping": "SF", "none": "nobody"} | {name: label for lab
 LENGTH, STEPS, CLAIM = 2000, (500, 1000, 1500), 0.75
 """The paper's rounds on CIFAR-10, the last ones before the rate falls, and the accuracy it reports."""
 CHANGES: dict[str, tuple[str, Any]] = {
-    "byzantine": ("b", 3), "alpha": ("α", 10.0), "local_steps": ("local steps", 1),
+    "byzantine": ("b", 3), "partition": ("α", "dirichlet(10)"), "local_steps": ("local steps", 1),
     "rule": ("rule", "nnm+trimmed_mean"), "nodes": ("n", 20),
 }  # fmt: skip
 """What a row of CIFAR-10 may differ in from Figure 2."""
@@ -319,10 +325,10 @@ def long() -> str:
     lines = []
     for run in archive("paper"):
         spec = run.spec
-        if spec["name"] != "cifar10-20" or spec["lr"][-1][0] != LENGTH:
+        if spec["name"] != "cifar10-20" or Rate.of(spec["lr"]).pieces[-1][0] != LENGTH:
             continue
         pairs = ((words, spec.get(key, usual), usual) for key, (words, usual) in CHANGES.items())
-        changed = ", ".join(f"{words} = {value}" for words, value, usual in pairs if value != usual)
+        changed = ", ".join(f"{words} = {_short(value)}" for words, value, usual in pairs if value != usual)
         means = {row["round"]: row["accuracy_mean"] for row in run.evaluated}
         below = max((t for t, mean in means.items() if mean < CLAIM), default=0)
         rounds = f"{len(run.rows):,}" if len(run.rows) == LENGTH else f"the first {len(run.rows):,}"
@@ -338,6 +344,11 @@ def long() -> str:
     head = ["s", "attack", "setting", "seed", "rounds", *(f"mean at {t:,}" for t in STEPS), "mean at the end"]
     head += ["worst node", "75 % for good from", "hostile met, b_hat"]
     return markdown(head, [line for _, line in sorted(lines)])
+
+
+def _short(value: Any) -> str:
+    """Return a value without the name of its component: the alpha of a partition."""
+    return str(value).removeprefix("dirichlet(").removesuffix(")")
 
 
 def reductions() -> str:
@@ -409,7 +420,7 @@ def standings(hostile: int) -> Standings:
     mine.sort(
         key=lambda run: (
             order[run.spec["method"], run.spec["rule"]],
-            run.spec["attack"] == "strongest",
+            run.attack.startswith("strongest"),
             run.attack,
         )
     )
@@ -467,8 +478,8 @@ SIZES: dict[int, Row] = {
 
 def exchanged(n: int, attack: str, wire: str = "float32", asynchronous: bool = False) -> list[Kept]:
     """Return the runs of the exchange page in one setting, by seed."""
-    wanted = SIZES[n] | {"attack": attack, "wire": wire, "asynchronous": asynchronous}
-    found = [run for run in archive("exchange") if run.has(**wanted) and run.spec["name"] == "exchange"]
+    wanted = SIZES[n] | {"attack": attack, "wire": wire}
+    found = [r for r in archive("exchange") if r.has(**wanted) and r.asynchronous == asynchronous]
     return sorted(found, key=lambda run: run.seed)
 
 
@@ -529,7 +540,7 @@ def wire(n: str, *attacks: str) -> str:
 # --- federations and privacy --------------------------------------------------------------------------------
 
 ATTACKED = ("none", "alie", "strongest(of=alie)", "foe")
-WAYS = {"rpel": "", "plain averaging": "mean", "alone": "federations_results:keep"}
+WAYS = {"rpel": "", "plain averaging": "mean", "alone": "alone:keep"}
 COLUMNS = {
     "all, mean": "accuracy_mean", "all, worst": "accuracy_worst", "own, mean": "metric.own_accuracy_mean",
     "own, worst": "metric.own_accuracy_worst", "loss": "loss",
@@ -578,7 +589,7 @@ def private(name: str, steps: str = "") -> str:
         (RULES[0], attack, int(steps)) for attack in ("none", "alie") if steps
     ]:
         fields = {"rule": rule, "attack": attack, "local_steps": k}
-        by_epsilon = [[run for run in runs if run.has(**fields, target_epsilon=e)] for e in EPSILONS]
+        by_epsilon = [[run for run in runs if run.has(**fields) and run.epsilon == e] for e in EPSILONS]
         more = "" if k == 1 else f", {k} local steps"
         lines.append(
             [rule + more, attack, *(about([run.end("accuracy_worst") for run in r]) for r in by_epsilon)]
@@ -595,7 +606,7 @@ def guessed(name: str) -> str:
     usual = {"name": name, "rule": RULES[0], "attack": "none", "seed": 0, "local_steps": 1}
     lines = []
     for epsilon in EPSILONS:
-        run = next(r for r in archive("privacy") if r.has(**usual, target_epsilon=epsilon))
+        run = next(r for r in archive("privacy") if r.has(**usual) and r.epsilon == epsilon)
         curves = json.loads(run.more["curious.json"])["curves"]
         every, drawn = (curves[member][-1] for member in ("every round", "by draws"))
         numbers = (every["auc"], every["tpr"], drawn["auc"], drawn["tpr"], every["canary_auc"])

@@ -10,7 +10,7 @@ import pytest
 import results as tool
 import rpel
 from rpel.runs.certificate import versions
-from rpel.spec import Spec
+from rpel.spec import Request
 
 MADE_ON = {"processor": "AuthenticAMD 25 17"}
 """Certificates of that commit do not name it."""
@@ -63,7 +63,7 @@ def test_kept_run_made_again_has_the_same_numbers(shared_data: Path) -> None:
     )
     left_out = ("out", "workers")
     fields = {
-        key: value for key, value in kept.spec.items() if key in Spec.model_fields and key not in left_out
+        key: value for key, value in kept.spec.items() if key in Request.model_fields and key not in left_out
     }
     again = rpel.simulate(**fields | {"data_dir": str(shared_data)})
     here, there = versions(), MADE_ON | kept.proof["versions"]

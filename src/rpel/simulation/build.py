@@ -87,6 +87,7 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
         flipped=hostile,
         trigger=Trigger(**made.parameters) if made.poisons is Poison.PATCH else None,
         tests=tests,
+        native=spec.native,
     )
 
 

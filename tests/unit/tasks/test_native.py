@@ -1,7 +1,7 @@
 """Hand-written convolutions: they compute what torch computes, for any shape."""
 
 import copy
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from rpel.backend.threads import set_threads
+from rpel.data import load
 from rpel.models import build, flatten, model
+from rpel.simulation.build import build_task
+from rpel.simulation.inputs import Gathered
+from rpel.simulation.methods import resolve
+from rpel.spec import Spec
 from rpel.tasks import Classification
 from rpel.tasks.engines import Probe, portable
 from rpel.tasks.engines.dropout import Dropout
@@ -188,3 +193,11 @@ def test_rectifier_at_exactly_zero_has_no_gradient() -> None:
     g, _ = t.gradient(x, t.local_state(1), np.array([0]), 0, 0)
     assert relative(g[0], plain_gradient(network("mnist"), x[0], *batch(t, 0, 0, 0))) < 1e-5
     assert not g[0, : 5 * 25 + 5].any()
+
+
+def test_field_of_a_run_switches_the_kernels_off() -> None:
+    fields: dict[str, Any] = {"model": "mnist", "dataset": "mnist-sample", "nodes": 5, "byzantine": 1}
+    run = resolve(Spec(**fields, native=False))
+    task = build_task(run, Gathered(load("mnist-sample"), None, None))
+    assert task.engines == portable()
+    assert not isinstance(task.engine, ConvolutionEngine)

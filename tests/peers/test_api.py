@@ -352,7 +352,7 @@ def test_stored_round_can_be_exported_at_any_time(tmp_path: Path, capsys: pytest
     found = safetensors.torch.load_file(tmp_path / "m.safetensors")
     assert found.pop("n") == 2
     a_model().load_state_dict(found, strict=True)
-    (files.configs[0].state_dir / "checkpoint-3.ckpt").write_bytes(b"half of it")
+    (files.configs[0].state_dir / "checkpoint-3.json").write_bytes(b"half of it")
     assert "model after round 2" in export(0)
     assert "cannot be read" in export(2, "--round", "3")
 

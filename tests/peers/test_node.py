@@ -418,7 +418,7 @@ def test_new_membership_takes_effect_at_its_round(tmp_path: Path, caplog: pytest
         assert peer.node.summary()["outcomes"] == {"aggregated": 6, "local_only": 0, "caught_up": 0}
     assert [one["asked"] for one in lines(files, 0)] == [4, 4, 4, 3, 3, 3]
     assert [round.number for round in running[4].rounds] == [1, 2, 3]
-    assert "'peer-4' is not a member from round 4 on: this peer stops" in caplog.text
+    assert "peer-4 leaves, as agreed: it is not a member from round 4 on" in caplog.text
     assert running[3].node.now.certificate.name == "peer.next.crt"
 
 

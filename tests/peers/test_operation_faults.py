@@ -36,7 +36,7 @@ from support.waiting import PATIENCE
 def test_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: Path) -> None:
     files = found(tmp_path, 2, soon=60.0)
     files.configs[0].state_dir.mkdir(mode=0o700)
-    (files.configs[0].state_dir / "half-999999.rec").write_bytes(b"planted")
+    (files.configs[0].state_dir / "half-999999.json").write_bytes(b"planted")
     with Node(files.configs[0]) as node:
         learner = QuadraticLearner(0)
         node.answer(protocol.Recall(), learner)
@@ -105,7 +105,7 @@ def test_error_that_asyncio_can_hand_to_nobody_is_one_line_without_a_traceback(
 def test_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / "evidence").mkdir(parents=True)
-    for path in (folder / "half-1.rec", folder / "evidence" / "a.json"):
+    for path in (folder / "half-1.json", folder / "evidence" / "a.json"):
         path.write_bytes(b"x")
         path.chmod(0o644)
     folder.chmod(0o755)

@@ -6,7 +6,6 @@ their time is asserted under the virtual clock (test_protocol.py).
 """
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -37,9 +36,9 @@ ROOT_NEEDED = "needs root to mount a small disk"
 def records(member: Member) -> dict[int, str]:
     """The hash of each half-step on disk, by round."""
     found = {}
-    for path in (member.folder / "state").glob("half-*.rec"):
-        line, _, rest = path.read_bytes().partition(b"\n")
-        found[int(path.stem.partition("-")[2])] = hashlib.sha256(rest[: json.loads(line)["body"]]).hexdigest()
+    for path in (member.folder / "state").glob("half-*.json"):
+        body = path.with_suffix(".safetensors").read_bytes()
+        found[int(path.stem.partition("-")[2])] = hashlib.sha256(body).hexdigest()
     return found
 
 
@@ -82,9 +81,9 @@ def test_spy_sees_a_peer_that_serves_two_versions(tmp_path: Path) -> None:
             assert liar.last < 50, "the observer is blind"
             net.wait_round(liar.last + 1, liar)
             # what is published changes under the server
-            for path in (liar.folder / "state").glob("half-*.rec"):
+            for path in (liar.folder / "state").glob("half-*.safetensors"):
                 with path.open("r+b") as file:
-                    file.seek(path.read_bytes().index(b"\n") + 1 + net.layout.size - 8)
+                    file.seek(net.layout.size - 8)
                     file.write(os.urandom(4))
 
 
@@ -146,11 +145,11 @@ def test_full_disk_serves_and_loses_nothing_and_the_peer_resumes(tmp_path: Path,
         net.wait_aggregated(peer, times=2)
         filler = fill(small_disk)
         net.wait(lambda: "could not write" in peer.errors, "the disk to be full")
-        kept = {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")}
+        kept = {path.name: path.read_bytes() for path in small_disk.glob("checkpoint-*")}
         begin = peer.last
         net.wait_round(begin + 3, peer)
         net.kill(peer)
-        assert {path.name: path.read_bytes() for path in small_disk.glob("*.ckpt")} == kept != {}
+        assert {path.name: path.read_bytes() for path in small_disk.glob("checkpoint-*")} == kept != {}
         played = {line["round"] for line in peer.lines if begin < line["round"]}
         assert {line["outcome"] for line in peer.lines if line["round"] in played} == {"local_only"}
         net.start(peer)
@@ -168,8 +167,10 @@ def test_truncated_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> 
         net.start()
         net.wait_aggregated(times=3)
         net.kill(peer)
-        rounds = sorted(int(path.stem.partition("-")[2]) for path in (peer.folder / "state").glob("*.ckpt"))
-        newest = peer.folder / "state" / f"checkpoint-{rounds[-1]}.ckpt"
+        rounds = sorted(
+            int(path.stem.partition("-")[2]) for path in (peer.folder / "state").glob("checkpoint-*.json")
+        )
+        newest = peer.folder / "state" / f"checkpoint-{rounds[-1]}.safetensors"
         os.truncate(newest, newest.stat().st_size // 2)
         net.start(peer)
         net.wait_aggregated(peer, times=2)

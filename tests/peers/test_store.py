@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from rpel import files
 from rpel.peer.core.protocol import Checkpoint, LentRow, Record
@@ -91,14 +92,13 @@ def test_stored_record_is_read_back(tmp_path: Path) -> None:
         assert store.state(1) is None
         assert [served(store, t) for t in (2, 3, 4, 5, 6)] == [None, wire(3), wire(4), wire(5), None]
     kept = sorted(path.name for path in (tmp_path / "state").iterdir())
+    names = ("checkpoint-4", "checkpoint-5", "half-3", "half-4", "half-5")
     assert kept == [
-        "checkpoint-4.ckpt",
-        "checkpoint-5.ckpt",
-        "half-3.rec",
-        "half-4.rec",
-        "half-5.rec",
+        *(f"{name}.{part}" for name in names for part in ("json", "safetensors", "state")),
         "lock",
     ]
+    whole = safetensors.numpy.load_file(tmp_path / "state" / "half-5.safetensors")
+    np.testing.assert_array_equal(np.concatenate([whole["w"].ravel(), whole["b"]]), model(5))
 
 
 def test_outer_velocity_is_stored_with_half_step_and_round_end(tmp_path: Path) -> None:
@@ -168,9 +168,10 @@ def damages(path: Path) -> Iterator[bytes]:
     yield whole + b"\0"
 
 
-def test_damaged_record_counts_and_is_never_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["json", "safetensors", "state"])
+def test_damaged_record_counts_and_is_never_served(tmp_path: Path, part: str) -> None:
     fill(tmp_path, range(1, 5))
-    path = tmp_path / "half-4.rec"
+    path = tmp_path / f"half-4.{part}"
     with Store(tmp_path, LAYOUT) as store:
         for damaged in list(damages(path)):
             path.write_bytes(damaged)
@@ -193,9 +194,10 @@ def test_checkpoint_of_the_same_size_under_other_names_is_not_taken(tmp_path: Pa
         assert store.memory().checkpoint is None
 
 
-def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["json", "safetensors"])
+def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, part: str) -> None:
     fill(tmp_path, range(1, 5))
-    path = tmp_path / "checkpoint-4.ckpt"
+    path = tmp_path / f"checkpoint-4.{part}"
     with Store(tmp_path, LAYOUT) as store:
         for damaged in list(damages(path)):
             path.write_bytes(damaged)
@@ -207,7 +209,7 @@ def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
 
 def test_record_under_another_rounds_name_is_not_served(tmp_path: Path) -> None:
     fill(tmp_path, range(1, 3))
-    (tmp_path / "half-2.rec").rename(tmp_path / "half-7.rec")
+    (tmp_path / "half-2.json").rename(tmp_path / "half-7.json")
     with Store(tmp_path, LAYOUT) as store:
         assert (store.memory().last_round, store.memory().published) == (7, (1,))
 
@@ -351,7 +353,7 @@ def test_models_are_for_the_owner_alone(tmp_path: Path) -> None:
         for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]
     }
     assert modes["state"] == 0o700
-    assert modes["half-1.rec"] == modes["checkpoint-1.ckpt"] == 0o600
+    assert modes["half-1.json"] == modes["half-1.state"] == modes["checkpoint-1.safetensors"] == 0o600
 
 
 # --- what the disk refuses, and a folder that goes away -----------------------------------------------------
@@ -444,10 +446,10 @@ def befall(coins: random.Random, disk: Disk, folder: Path) -> None:
         case 0 if disk.records:
             newest = max(disk.records)
             if newest not in disk.damaged:
-                cut(folder / f"half-{newest}.rec")
+                cut(folder / f"half-{newest}.json")
             disk.damaged.add(newest)
         case 1 if len(disk.checkpoints.keys() - disk.truncated) > 1:
-            cut(folder / f"checkpoint-{disk.last_checkpoint}.ckpt")
+            cut(folder / f"checkpoint-{disk.last_checkpoint}.json")
             disk.truncate_newest()
         case 2:
             disk.snapshot()

@@ -131,7 +131,7 @@ def _while_writing(round: int) -> None:
     @contextmanager
     def atomic(path: Path, *rest: Any, **options: Any) -> Iterator[IO[bytes]]:
         with usual(path, *rest, **options) as file:
-            if path.suffix == ".rec" and int(path.stem.partition("-")[2]) >= round:
+            if path.match("half-*.json") and int(path.stem.partition("-")[2]) >= round:
                 file.write(b"half of a record")
                 file.flush()
                 die()

@@ -348,10 +348,9 @@ def half_step(net: ProcessNetwork, member: Member, round: int | None = None) -> 
     None if there is none."""
     state = member.folder / "state"
     if round is None:
-        round = max(int(path.stem.partition("-")[2]) for path in state.glob("half-*.rec"))
+        round = max(int(path.stem.partition("-")[2]) for path in state.glob("half-*.json"))
     try:
-        line, _, rest = (state / f"half-{round}.rec").read_bytes().partition(b"\n")
+        body = (state / f"half-{round}.safetensors").read_bytes()
     except FileNotFoundError:
         return None
-    body = json.loads(line)["body"]
-    return np.frombuffer(rest[len(net.layout.header) : body], net.layout.dtype) if body else None
+    return np.frombuffer(body[len(net.layout.header) :], net.layout.dtype) if body else None

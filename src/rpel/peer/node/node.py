@@ -418,8 +418,8 @@ class Node:
         if memory.last_round > max(now, 0) + 1:
             self.service.blocked = (
                 f"the state folder holds a record of round {memory.last_round}, but it is round {now}: no "
-                f"round up to that one can be played; remove half-{memory.last_round}.rec if this peer never "
-                "made it"
+                f"round up to that one can be played; remove half-{memory.last_round}.json if this peer "
+                "never made it"
             )
             log.error("%s", self.service.blocked)
         if memory.checkpoint is not None:

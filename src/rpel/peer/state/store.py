@@ -5,11 +5,17 @@ says that the round was played: it is never served and never computed again. A f
 and names the hash of all that is in it. What the disk will not take is refused and leaves the older files as
 they are. Two processes never share a folder.
 
-Files: ``half-<round>.rec``, the newest three, and ``checkpoint-<round>.ckpt``, the newest two. Each is one
-line of JSON (what follows, how long, and the hash), then bytes: in a record the body as it travels, if there
-is one, the local state of training, where bodies are coded the half-step as it is (the own row of line 9 is
-exact), and with an outer step the model before the local steps and its v; in a checkpoint the values of the
-model, then those of its buffers, if it has any, and v.
+Files: of each of the newest three half-steps, and of each of the newest two checkpoints, three files. For
+round 7:
+
+- ``half-7.safetensors``: the half-step as it travels, served from its first byte; - ``half-7.state``: what
+stays here: the local state of training, and the vectors that a restart needs beside the
+  body (the half-step as it is where bodies are coded, and with an outer step the model before and its v);
+- ``half-7.json``: what the other two are, and the hash of all three. It is written last, so a record without
+it
+  never was.
+
+A checkpoint likewise: the model, then buffers and v.
 """
 
 import base64
@@ -21,9 +27,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
@@ -36,6 +41,7 @@ from rpel.peer.core.wire import Layout, raw
 from rpel.types import Models
 
 RECORDS, CHECKPOINTS = 3, 2
+_FACTS = ("round", "fresh", "degraded", "outcome", "behind")
 LOCK_FILE = "lock"
 NETWORK_FILE = "network"
 """Names the network that a state folder belongs to."""
@@ -51,12 +57,12 @@ _REASONS = {
     errno.EMFILE: "no file descriptors are left",
     errno.ENFILE: "no file descriptors are left",
 }
-_SUFFIX = {"half": "rec", "checkpoint": "ckpt"}
-_LONGEST_LINE = 1 << 20
 _PIECE = 1 << 20
 _log = logging.getLogger("rpel")
 
 Bytes = bytes | memoryview
+Entries = dict[str, Any]
+"""What a sidecar says of its record."""
 Buffers = Mapping[str, Models]
 
 
@@ -82,14 +88,6 @@ class Body:
         os.close(self.file)
 
 
-@dataclass(frozen=True)
-class _Head:
-    """The JSON line of a file: its entries, and where the bytes behind it begin."""
-
-    entries: Mapping[str, Any]
-    offset: int
-
-
 class Store:
     """The state folder of one peer, locked as long as the store is open."""
 
@@ -102,11 +100,11 @@ class Store:
         except ValueError:
             self.close()
             raise
-        self._whole: dict[int, _Head] = {}  # records that were checked, or written by this process
+        self._whole: dict[int, Entries] = {}  # records that were checked, or written by this process
         self._last = max(rounds_kept(path, "half"), default=0)
         self.trouble = ""
         """Why the last file could not be written; "" if it was."""
-        for leftover in path.glob(".*.tmp"):  # of a process that was killed while writing
+        for leftover in [*path.glob(".*.tmp"), *_uncommitted(path)]:  # of a process that was killed
             leftover.unlink()
 
     def __enter__(self) -> Self:
@@ -124,14 +122,13 @@ class Store:
         """What is on disk and whole. Reads and checks every file."""
         self._prune("half", RECORDS)  # of a process that was killed before it could
         self._prune("checkpoint", CHECKPOINTS)
-        self._whole = {
-            t: head for t in rounds_kept(self.path, "half") if (head := self._checked(t)) is not None
-        }
+        checked = {t: self._check_record(t) for t in rounds_kept(self.path, "half")}
+        self._whole = {t: entries for t, entries in checked.items() if entries is not None}
         return Stored(
             checkpoint=self._newest_checkpoint(),
             record=self._load_record(max(self._whole)) if self._whole else None,
             last_round=self._last,
-            published=tuple(t for t in sorted(self._whole) if self._whole[t].entries["body"]),
+            published=tuple(t for t in sorted(self._whole) if self._whole[t]["body"]),
         )
 
     def persist(
@@ -144,7 +141,7 @@ class Store:
         failed; earlier records remain.
         """
         earlier = self._whole.get(record.round)
-        if record.round <= self._last and (earlier is None or earlier.entries["body"]):
+        if record.round <= self._last and (earlier is None or earlier["body"]):
             raise ValueError(f"round {record.round} cannot be recorded: round {self._last} already is")
         self._last = record.round
         if body is None:
@@ -164,11 +161,10 @@ class Store:
         behind = {name: x for name, x in besides if x is not None}
         if behind:
             entries["behind"] = list(behind)
-        parts = [*body, state, *(raw(self._layout, x) for x in behind.values())]
-        head = self._write(_file(self.path, "half", record.round), entries, parts)
-        if head is None:
+        vectors = (raw(self._layout, x) for x in behind.values())
+        if not self._write("half", record.round, entries, body, [state, *vectors]):
             return False
-        self._whole[record.round] = head
+        self._whole[record.round] = entries
         self._prune("half", RECORDS)
         return True
 
@@ -177,43 +173,33 @@ class Store:
 
         ``buffers``: what belongs to the model and is never exchanged (BatchNorm's statistics), by name.
         """
-        values = raw(self._layout, checkpoint.x)
-        entries = {
-            "round": checkpoint.round,
-            "fresh": checkpoint.fresh,
-            "degraded": checkpoint.degraded,
-            "outcome": checkpoint.outcome,
-            "behind": checkpoint.behind,
-            "model": self._layout.sha256,
-            "values": len(values),
-        }
+        body: list[Bytes] = [self._layout.header, raw(self._layout, checkpoint.x)]
         arrays = {name: np.asarray(buffer, order="C") for name, buffer in buffers.items()}
-        if arrays:
-            entries["buffers"] = [
-                [name, buffer.dtype.str, list(buffer.shape)] for name, buffer in arrays.items()
-            ]
-        parts: list[Bytes] = [values, *(buffer.tobytes() for buffer in arrays.values())]
+        rest = [array.tobytes() for array in arrays.values()]
+        entries = {name: getattr(checkpoint, name) for name in _FACTS} | {
+            "model": self._layout.sha256,
+            "body": sum(map(len, body)),
+            "buffers": [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()],
+            "v": checkpoint.v is not None,
+        }
         if checkpoint.v is not None:
-            entries["v"] = len(values)
-            parts.append(raw(self._layout, checkpoint.v))
-        if self._write(_file(self.path, "checkpoint", checkpoint.round), entries, parts) is None:
+            rest.append(raw(self._layout, checkpoint.v).tobytes())
+        if not self._write("checkpoint", checkpoint.round, entries, body, rest):
             return False
         self._prune("checkpoint", CHECKPOINTS)
         return True
 
     def state(self, round: int) -> bytes | None:
         """The local state that was recorded with a round; None if there is no whole record of it."""
-        head = self._whole.get(round)
-        if head is None:
+        if round not in self._whole:
             return None
-        with open(_file(self.path, "half", round), "rb") as file:
-            file.seek(head.offset + head.entries["body"])
-            return file.read(head.entries["state"])
+        with open(_file(self.path, "half", round, "state"), "rb") as file:
+            return file.read(self._whole[round]["state"])
 
     def signature(self, round: int) -> bytes | None:
         """The signature that was recorded with a half-step; None if there is none."""
-        head = self._whole.get(round)
-        return base64.b64decode(head.entries["signature"]) if head and "signature" in head.entries else None
+        entries = self._whole.get(round, {})
+        return base64.b64decode(entries["signature"]) if "signature" in entries else None
 
     @property
     def last_round(self) -> int:
@@ -223,13 +209,10 @@ class Store:
     def open_body(self, round: int) -> Body | None:
         """The bytes to serve for a round, from a record that is whole; None if there is none,
         or no longer."""
-        head = self._whole.get(round)
-        if head is None or not head.entries["body"]:
-            return None
+        size = self._whole.get(round, {"body": 0})["body"]
         try:
-            return Body(
-                os.open(_file(self.path, "half", round), os.O_RDONLY), head.offset, head.entries["body"]
-            )
+            path = _file(self.path, "half", round, "safetensors")
+            return Body(os.open(path, os.O_RDONLY), 0, size) if size else None
         except FileNotFoundError:
             return None
 
@@ -240,23 +223,27 @@ class Store:
             for old in rounds_kept(self.path, kind)[:-kept]:
                 if kind == "half":
                     self._whole.pop(old, None)
-                _file(self.path, kind, old).unlink()
+                for part in ("json", "safetensors", "state"):
+                    _file(self.path, kind, old, part).unlink(missing_ok=True)
 
-    def _write(self, path: Path, entries: dict[str, Any], parts: Sequence[Bytes]) -> _Head | None:
-        """Write a file whole, without copying its parts; None: the disk would not."""
-        entries = {**entries, "sha256": _hash(entries, parts)}
-        line = json.dumps(entries).encode() + b"\n"
+    def _write(
+        self, kind: str, round: int, entries: Entries, body: Sequence[Bytes], state: Sequence[Bytes]
+    ) -> bool:
+        """Write the files of a record, without copying its parts; False if the write failed."""
+        hashed = {**entries, "sha256": _hash(entries, [*body, *state])}
+        sidecar: list[Bytes] = [json.dumps(hashed).encode()]
         try:
             self._check_folder()
-            with atomic(path, mode=0o600) as file:
-                file.write(line)
-                for part in parts:
-                    file.write(part)
+            for part, pieces in (("safetensors", body), ("state", state), ("json", sidecar)):
+                path = _file(self.path, kind, round, part)
+                with atomic(path, mode=0o600) as file:
+                    for piece in pieces:
+                        file.write(piece)
         except OSError as error:
-            self._complain(path, error)
-            return None
+            self._complain(_file(self.path, kind, round, "json"), error)
+            return False
         self.trouble = ""
-        return _Head(entries, len(line))
+        return True
 
     def _complain(self, path: Path, error: OSError) -> None:
         """Once, until the disk takes files again: a full disk would fill the log too."""
@@ -286,35 +273,34 @@ class Store:
         self._lock = fresh
         self._whole.clear()
 
-    def _checked(self, round: int) -> _Head | None:
-        """The head of a record whose bytes are all as they were written."""
-        path = _file(self.path, "half", round)
+    def _check_record(self, round: int) -> Entries | None:
+        """The entries of a record whose bytes are all as they were written."""
         try:
-            with open(path, "rb") as file:
-                head = _read_head(file, round)
-                body = head.entries["body"]
-                if body not in (0, self._layout.size):
-                    raise _Damaged(f"has a body of {body} bytes instead of {self._layout.size}")
-                if body and file.read(len(self._layout.body_header)) != self._layout.body_header:
+            entries = _read_entries(self.path, "half", round)
+            if entries["body"] not in (0, self._layout.size):
+                raise _Damaged(f"has a body of {entries['body']} bytes instead of {self._layout.size}")
+            header = self._layout.body_header
+            with open(_file(self.path, "half", round, "safetensors"), "rb") as file:
+                if entries["body"] and file.read(len(header)) != header:
                     raise _Damaged("holds another kind of model")
-                file.seek(head.offset)
-                _check(head, iter(lambda: file.read(_PIECE), b""))
-                return head
+            return entries
         except (OSError, KeyError, TypeError, _Damaged) as error:
+            path = _file(self.path, "half", round, "json")
             _log.warning("%s is damaged and will not be served: %s", path, error)
             return None
 
     def _load_record(self, round: int) -> Record:
-        head = self._whole[round]
-        with open(_file(self.path, "half", round), "rb") as file:
-            file.seek(head.offset + head.entries["body"] + head.entries["state"])
-            rows = {name: _read_values(file, self._layout) for name in head.entries.get("behind", [])}
-            if head.entries["body"] and "half" not in rows:
-                file.seek(head.offset + len(self._layout.header))
+        entries = self._whole[round]
+        with open(_file(self.path, "half", round, "state"), "rb") as file:
+            file.seek(entries["state"])
+            rows = {name: _read_values(file, self._layout) for name in entries.get("behind", [])}
+        if entries["body"] and "half" not in rows:
+            with open(_file(self.path, "half", round, "safetensors"), "rb") as file:
+                file.seek(len(self._layout.header))
                 rows["half"] = _read_values(file, self._layout)
-        asked, membership = tuple(head.entries["asked"]), head.entries.get("membership", "")
+        asked, membership = tuple(entries["asked"]), entries.get("membership", "")
         half = LentRow(rows["half"]) if "half" in rows else None
-        stale = head.entries.get("stale", False)
+        stale = entries.get("stale", False)
         return Record(round, asked, half, rows.get("before"), rows.get("v"), membership, stale)
 
     def _newest_checkpoint(self) -> Checkpoint | None:
@@ -329,40 +315,41 @@ class Store:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def _file(folder: Path, kind: str, round: int) -> Path:
-    return folder / f"{kind}-{round}.{_SUFFIX[kind]}"
+def _file(folder: Path, kind: str, round: int, part: str) -> Path:
+    return folder / f"{kind}-{round}.{part}"
 
 
 def rounds_kept(folder: Path, kind: str) -> list[int]:
-    """The rounds that have a record ("half") or a "checkpoint" in a state folder, whole or not,
-    oldest first."""
-    names = (
-        re.fullmatch(rf"{kind}-([1-9][0-9]*|0)\.{_SUFFIX[kind]}", path.name)
-        for path in folder.glob(f"{kind}-*")
-    )
+    """The rounds that have a record ("half") or a "checkpoint", whole or not, oldest first."""
+    names = (re.fullmatch(rf"{kind}-([1-9][0-9]*|0)\.json", path.name) for path in folder.glob(f"{kind}-*"))
     return sorted(int(name[1]) for name in names if name is not None)
+
+
+def _uncommitted(folder: Path) -> list[Path]:
+    """The files whose record was never finished."""
+    pattern = re.compile(r"(half|checkpoint)-\d+\.(safetensors|state)")
+    return [
+        path
+        for path in folder.iterdir()
+        if pattern.fullmatch(path.name) and not path.with_suffix(".json").exists()
+    ]
 
 
 def read_checkpoint(folder: Path, round: int, layout: Layout) -> tuple[Checkpoint, dict[str, Models]]:
     """A checkpoint that is whole, and the buffers beside it."""
-    with open(_file(folder, "checkpoint", round), "rb") as file:
-        head = _read_head(file, round)
-        if head.entries["model"] != layout.sha256:  # the same number of values may belong to other names
-            raise _Damaged("it holds another kind of model")
-        x, entries = _read_values(file, layout), head.entries
-        shapes = [(name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in entries.get("buffers", [])]
-        rest = file.read()
-    _check(head, [raw(layout, x), rest])
-    buffers, begin = {}, 0
-    for name, dtype, shape in shapes:
-        count = math.prod(shape)
-        buffers[name] = np.frombuffer(rest, dtype, count, begin).reshape(shape)
-        begin += count * dtype.itemsize
-    v = np.frombuffer(rest, layout.dtype, layout.d, begin).copy() if "v" in entries else None
-    checkpoint = Checkpoint(
-        round, x, entries["fresh"], entries["degraded"], entries["outcome"], entries["behind"], v
-    )
-    return checkpoint, buffers
+    entries = _read_entries(folder, "checkpoint", round)
+    if entries["model"] != layout.sha256:  # the same number of values may belong to other names
+        raise _Damaged("it holds another kind of model")
+    with open(_file(folder, "checkpoint", round, "safetensors"), "rb") as file:
+        file.seek(len(layout.header))
+        x = _read_values(file, layout)
+    with open(_file(folder, "checkpoint", round, "state"), "rb") as file:
+        buffers = {}
+        for name, dtype, shape in entries["buffers"]:
+            count = math.prod(shape) * np.dtype(dtype).itemsize
+            buffers[name] = np.frombuffer(file.read(count), dtype).reshape(shape)
+        v = _read_values(file, layout) if entries["v"] else None
+    return Checkpoint(x=x, v=v, **{name: entries[name] for name in _FACTS}), buffers
 
 
 def _read_values(file: IO[bytes], layout: Layout) -> Models:
@@ -437,15 +424,21 @@ def _hash(entries: Mapping[str, Any], parts: Iterable[Bytes]) -> str:
     return sha256.hexdigest()
 
 
-def _read_head(file: IO[bytes], round: int) -> _Head:
-    line = file.readline(_LONGEST_LINE)
-    with suppress(ValueError, RecursionError):
-        entries = json.loads(line)
-        if isinstance(entries, dict) and entries.get("round") == round:
-            return _Head(entries, len(line))
-    raise _Damaged("its first line is not what was written")
-
-
-def _check(head: _Head, parts: Iterable[Bytes]) -> None:
-    if _hash(head.entries, parts) != head.entries["sha256"]:
+def _read_entries(folder: Path, kind: str, round: int) -> Entries:
+    """The content of a sidecar, if all bytes of its record are those that were written."""
+    try:
+        entries = json.loads(_file(folder, kind, round, "json").read_bytes())
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict) or entries.get("round") != round:
+        raise _Damaged("its sidecar is not what was written")
+    paths = [_file(folder, kind, round, part) for part in ("safetensors", "state")]
+    if _hash(entries, _pieces(paths)) != entries.pop("sha256", None):
         raise _Damaged("its bytes are not those that were written")
+    return entries
+
+
+def _pieces(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with open(path, "rb") as file:
+            yield from iter(lambda file=file: file.read(_PIECE), b"")  # type: ignore[misc]

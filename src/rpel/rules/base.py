@@ -305,15 +305,8 @@ class Rule(Stage, ABC):
         if self.pivot:
             others = np.delete(asked.index, self.pivot, axis=1)
             asked = replace(asked, index=np.concatenate([asked.index[:, [self.pivot]], others], axis=1))
-        groups = list(self._groups(asked))
-        if len(groups) == 1:
-            made = groups[0].kernels.array(self.run(groups[0], out=out))
-            if out is None or made is out:
-                return made
-            out[:] = made
-            return out
         result = empty(len(asked.index), asked.table) if out is None else out
-        for group in groups:
+        for group in self._groups(asked):
             first, count = int(group.victims[0]), len(group.victims)
             together = int(group.victims[-1]) - first + 1 == count
             rows = result[first : first + count] if together else None

@@ -97,23 +97,17 @@ def as_table(x: Array, name: str) -> tuple[Array, Integers]:
 def check_index(name: str, table: Array, index: Array) -> Integers:
     """Return the index as int64 (h, m): −1 only at the tail, every other entry a row of the table."""
     rows = host(index)
-    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1:
-        raise ValueError(
-            f"{name} needs a table (n, d) and an index (h, m), not {tuple(table.shape)} and {rows.shape}"
-        )
-    if rows.dtype.kind not in "iu":
-        raise ValueError(f"{name} needs an index of integers, not {rows.dtype}")
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
-    if rows.size and (rows.max() >= len(table) or rows.min() < -1):
-        last = len(table) - 1
-        raise ValueError(
-            f"{name}: index entries must lie between −1 and {last}, not {rows.min()} to {rows.max()}"
-        )
+    if table.ndim != 2 or rows.ndim != 2 or rows.shape[1] < 1 or rows.dtype.kind not in "iu":
+        given = f"{tuple(table.shape)} and {rows.shape} {rows.dtype}"
+        raise ValueError(f"{name} needs a table (n, d) and an index (h, m) of integers, not {given}")
+    rows, last = np.ascontiguousarray(rows, dtype=np.int64), len(table) - 1
+    if rows.size and (rows.max() > last or rows.min() < -1):
+        found = f"{rows.min()} to {rows.max()}"
+        raise ValueError(f"{name}: index entries must lie between −1 and {last}, not {found}")
     absent = rows < 0
     if absent[:, 0].any() or (absent[:, :-1] & ~absent[:, 1:]).any():
-        raise ValueError(
-            f"{name}: −1 (absent) may stand only at the tail of an index row, never for the own model"
-        )
+        where = "only at the tail of an index row, never for the own model"
+        raise ValueError(f"{name}: −1 (absent) may stand {where}")
     return rows
 
 

@@ -20,9 +20,9 @@ from rpel.attacks import View, declare
 from rpel.graphs import Graph, _tree, honest_first, most_central, random_graph
 from rpel.randomness import sample_without_replacement
 from rpel.simulation import build
-from rpel.simulation.methods import METHODS, build_network, messages, resolve
-from rpel.spec import Spec
-from rpel.topology import FixedGraph, Push, RandomRegular
+from rpel.simulation.methods import METHODS, Baseline, build_network, messages, resolve
+from rpel.spec import Method, Spec
+from rpel.topology import FixedGraph, Pull, Push, RandomRegular
 from support.simulations import BASE, Quadratic, play, schedule, simulation, watched, with_attack
 
 Array = NDArray[Any]
@@ -207,6 +207,19 @@ def test_sparse_graphs_and_pushes_equal_those_by_whole_matrices(nodes: int) -> N
     assert [row[row >= 0].tolist() for row in heard] == [
         np.flatnonzero(sent[:, i]).tolist() for i in range(0, nodes, 2)
     ]
+
+
+def test_method_that_differs_only_in_its_topology_is_a_row_in_two_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(Method.takes, "el-pull", [])  # spec.py
+    monkeypatch.setitem(METHODS, "el-pull", Baseline("pull", "mean"))  # methods.py
+    spec = BASE.replace(method="el-pull", attack="none", rounds=20, lr=0.3)
+    run = simulation(spec, Quadratic())
+    for _ in range(spec.rounds):
+        run.step()
+    assert isinstance(run.topology, Pull)
+    assert run.evaluate(None).worst > 0.8
 
 
 def test_flooded_nodes_that_do_not_fit_are_refused_before_the_first_round(

@@ -24,9 +24,16 @@ def cache_root() -> Path:
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
+class DiskError(OSError):
+    """A full or read-only disk, as one sentence."""
+
+    def __str__(self) -> str:
+        return f"cannot write {self.filename}: {self.strerror}"
+
+
 @contextlib.contextmanager
 def naming_the_disk(path: Path) -> Iterator[None]:
-    """Inside, a disk that takes no more is an OSError with the path and the room that there is."""
+    """Inside, a full or read-only disk is a DiskError with the path and the room that there is."""
     try:
         yield
     except OSError as error:
@@ -34,8 +41,8 @@ def naming_the_disk(path: Path) -> Iterator[None]:
             raise
         room = shutil.disk_usage(path.parent)
         free = f"{human_bytes(room.free)} of {human_bytes(room.total)} are free"
-        why = f"{error.strerror}, {free}; make room, then go on with the same command"
-        raise OSError(error.errno, why, str(path)) from error
+        why = f"{error.strerror} ({free}): make room, then repeat the command, which continues"
+        raise DiskError(error.errno, why, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -93,7 +100,9 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     Traceback (most recent call last):
     BlockingIOError: ...
     """
-    with path.open("ab") as file:
+    with contextlib.ExitStack() as stack:
+        with naming_the_disk(path):
+            file = stack.enter_context(path.open("ab"))
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         try:
             yield

@@ -61,6 +61,16 @@ def test_disk_that_fills_during_a_run_is_named_and_no_checkpoint_is_lost(disk: P
     assert SIZE.search(str(stopped.value))
 
 
+def test_read_only_disk_is_named(disk: Path) -> None:
+    path = rpel.simulate(**{**FIELDS, "rounds": 1}, out=disk / "runs").path
+    assert path is not None
+    (path / "certificate.json").unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    for begin in (lambda: rpel.resume(path), lambda: rpel.simulate(**FIELDS, out=disk / "other")):
+        with pytest.raises((OSError, ValueError), match=f"{disk}.*[Rr]ead-only file system"):
+            begin()
+
+
 def test_run_that_does_not_fit_on_the_disk_is_refused_before_its_first_round(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

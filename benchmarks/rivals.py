@@ -50,7 +50,7 @@ def ours(name: str, data_dir: str | None) -> Engine:
     """The simulation of a work, as rpel runs it."""
     run = resolve(Spec(**WORKS[name], rounds=200, attack="alie", lr=0.5, momentum=0.9, weight_decay=1e-4))
     spec = run.spec
-    h, batch = spec.nodes - spec.byzantine, spec.batch_size
+    h, batch = spec.nodes - spec.hostile_count, spec.batch_size
     if name == "cifar10-20":
         data = load("cifar10", data_dir) if data_dir else _like_cifar()
         shards: Any = iid(data.train_y, h, batch, 0)

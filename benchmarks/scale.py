@@ -67,7 +67,7 @@ def parts(run: Engine, repeats: int) -> dict[str, tuple[float, float]]:
     aggregate = best(lambda: problem.rule(half, received, nodes, 1, out=state.x))
     evaluate = best(lambda: run.evaluate(subset))
     m, row = received.index.shape[1], 4 * d
-    honest = (PULL * (1 - s.byzantine / s.nodes)) if run.table.nbytes > LAST_CACHE else 1
+    honest = (PULL * (1 - s.hostile_count / s.nodes)) if run.table.nbytes > LAST_CACHE else 1
     numbers = machine.best(lambda: stream(0, "pull").random(10**6)) / 10**6
     part = slice(0, min(h, 20_000))
     return {

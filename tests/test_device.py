@@ -211,7 +211,7 @@ def test_presets_for_a_gpu_take_two_rounds_here(preset: str, d: int, shared_data
     run = Engine(wanted, build_task(wanted, gather(wanted, Inputs()), arrays), arrays=arrays)
     for _ in range(2):
         assert np.isfinite(play(run).consensus)
-    assert run.state.x.shape == (wanted.spec.nodes - wanted.spec.byzantine, d)
+    assert run.state.x.shape == (wanted.spec.nodes - wanted.spec.hostile_count, d)
 
 
 @pytest.mark.integration

@@ -35,8 +35,8 @@ def paper(run: Resolved, task: Quadratic) -> Array:
     """The models after all rounds of the plain page, with a FOE adversary;
     hostile nodes are numbered last there."""
     spec = run.spec
-    n, h = spec.nodes, spec.nodes - spec.byzantine
-    hostile = Roster(n, spec.byzantine, spec.seed).hostile(1)
+    n, h = spec.nodes, spec.nodes - spec.hostile_count
+    hostile = Roster(n, spec.hostile_count, spec.seed).hostile(1)
     honest = np.flatnonzero(~hostile)
     row = np.argsort(np.concatenate([honest, np.flatnonzero(hostile)]))
 
@@ -108,7 +108,7 @@ def test_quickstart_runs_on_the_plain_backend_with_equal_results(changes: dict[s
     resolved = resolve(load("quickstart").replace(rounds=10, model="mlp", **changes))
     spec = resolved.spec
     dataset = data.load("mnist-sample")
-    shards = data.dirichlet(dataset.train_y, spec.nodes - spec.byzantine, 1.0, spec.batch_size, seed=0)
+    shards = data.dirichlet(dataset.train_y, spec.nodes - spec.hostile_count, 1.0, spec.batch_size, seed=0)
     values = {}
     for name in ("numba", "plain"):
         task = Wide(dataset, shards, lambda: model(spec.model), batch_size=spec.batch_size, seed=0)

@@ -263,6 +263,11 @@ def _chain(text: str | None) -> str | None:
     return None if text is None else "+".join(map(str, parse_chain(text)))
 
 
+def _nodes(value: Any) -> Any:
+    """A number or a list of them, also as text."""
+    return parse_value(value) if isinstance(value, str) and value.strip() else value
+
+
 def _planned(value: Any) -> Any:
     return None if value == "plan" else value
 
@@ -354,7 +359,10 @@ class Spec(Training):
         "mnist-sample", description="data set: a name, or module:function of yours"
     )
     nodes: int = Field(20, description="all nodes, n", ge=2)
-    byzantine: int = Field(4, description="how many of them are hostile, b", ge=0)
+    byzantine: Annotated[Annotated[int, Field(ge=0)] | tuple[int, ...], BeforeValidator(_nodes)] = Field(
+        4, description="how many of them are hostile, b; or a list of their numbers, as in [0, 3]",
+        examples=["a whole number such as 4, or a list of node numbers"],
+    )  # fmt: skip
     pull: Planned = Field(
         None,
         description="peers pulled per node and round, s",
@@ -429,12 +437,21 @@ class Spec(Training):
             changes = {"pull": None, "b_hat": None, **changes}
         return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
 
+    @property
+    def hostile_count(self) -> int:
+        """How many nodes are hostile, b."""
+        return self.byzantine if isinstance(self.byzantine, int) else len(self.byzantine)
+
     @model_validator(mode="after")
     def _minority(self) -> Self:
-        if 2 * self.byzantine >= self.nodes:
+        if isinstance(self.byzantine, tuple):
+            wrong = [i for i in self.byzantine if not 0 <= i < self.nodes or self.byzantine.count(i) > 1]
+            if wrong:
+                raise ValueError(f"byzantine {list(self.byzantine)}: {wrong[0]} is twice there or no node")
+        if 2 * self.hostile_count >= self.nodes:
             most = (self.nodes - 1) // 2
             raise ValueError(
-                f"byzantine {self.byzantine} is not a minority of nodes {self.nodes}: the most is {most}"
+                f"byzantine {self.hostile_count} is not a minority of nodes {self.nodes}: the most is {most}"
             )
         return self
 

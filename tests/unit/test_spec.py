@@ -1,5 +1,6 @@
 """What a run is: fields and their errors, presets, TOML, planning, and the hash that names the folder."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rpel
 from rpel.data import DataError
 from rpel.data.formats import IDX_FILES
 from rpel.simulation.inputs import available
@@ -218,6 +220,33 @@ def test_hash_covers_data_and_user_objects_not_spelling() -> None:
 def test_field_is_kept_in_one_spelling(written: dict[str, Any], kept: Any) -> None:
     (key,) = written
     assert getattr(Spec(**written), key) == kept
+
+
+def test_hostile_nodes_can_be_listed() -> None:
+    by_text = Spec(byzantine="[3, 0]", nodes=8)
+    assert (by_text.byzantine, by_text.hostile_count) == ((3, 0), 2)
+    resolved = resolve(by_text.replace(method="cs-plus", pull=4, b_hat=1))
+    assert np.flatnonzero(resolved.network.roster.hostile(1)).tolist() == [0, 3]
+    assert load_text(to_toml(Request(byzantine=[3, 0], nodes=8))).byzantine == (3, 0)
+    for wrong, said in (
+        ([0, 0], "0 is twice there"),
+        ([8], "8 is twice there or no node"),
+        ("many", "list of"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Spec(byzantine=wrong, nodes=8)
+
+
+def load_text(text: str) -> Request:
+    return Request(**tomllib.loads(text))
+
+
+def test_native_convolutions_agree_with_those_of_torch() -> None:
+    fields: dict[str, Any] = {
+        "nodes": 6, "byzantine": [1], "pull": 4, "rounds": 1, "batch_size": 5, "eval_size": 20,
+    }  # fmt: skip
+    runs = [rpel.simulate("C(2)-R-M-L(10)-S", **fields, native=native) for native in (True, False)]
+    np.testing.assert_allclose(runs[0].models, runs[1].models, atol=1e-5)
 
 
 def test_steps_hold_their_last_rate() -> None:

@@ -410,7 +410,7 @@ class Runs(Sequence[Run]):
 
 
 def _diverged(run: Run | Runs) -> str:
-    honest = run.spec.nodes - run.spec.byzantine
+    honest = run.spec.nodes - run.spec.hostile_count
     return f"; {run.diverged} of {honest} honest nodes have diverged" if run.diverged else ""
 
 

@@ -56,7 +56,7 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
     arrays: the backend of the run; a task lives where its arrays do.
     """
     spec, dataset, made = run.spec, inputs.dataset, run.attack
-    h = spec.nodes - spec.byzantine
+    h = spec.nodes - spec.hostile_count
     module = inputs.module
     if module is None:
         module = models.model(spec.model, dataset.shape, dataset.classes, seed=spec.seed)
@@ -172,7 +172,7 @@ class Size:
     def of(cls, run: Resolved, own: int | None = None) -> "Size":
         """Return the size of a run on a worker with that many nodes; left out: with all of them."""
         spec, attack, everybody = run.spec, run.attack, run.attack.trains
-        half = spec.nodes if everybody else spec.nodes - spec.byzantine
+        half = spec.nodes if everybody else spec.nodes - spec.hostile_count
         own = half if own is None else own
         alone = victim_by_victim(attack)
         behind = own if everybody or alone else half

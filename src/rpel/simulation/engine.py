@@ -244,7 +244,7 @@ class Engine:
     def _spread(self, x: Models) -> tuple[NDArray[np.float64], float]:
         """Mean and consensus distance of all honest nodes' models, of which x are this worker's."""
         own = take(x, np.isin(self.rows, self.honest)) if self.everybody else x
-        return spread(own, self.workers, self.spec.nodes - self.spec.byzantine, self.backend)
+        return spread(own, self.workers, self.spec.nodes - self.spec.hostile_count, self.backend)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Of all workers' rows those of honest nodes."""

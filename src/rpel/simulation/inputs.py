@@ -149,7 +149,7 @@ def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
                 f"this run has a {key} of its own: give it from Python, as in "
                 f"rpel.resume(path, model=…, train=…, test=…) or rpel.simulate(model=…, train=…, test=…)"
             )
-    shards, honest = own.shards, spec.nodes - spec.byzantine
+    shards, honest = own.shards, spec.nodes - spec.hostile_count
     if shards is not None and len(shards) != honest:
         raise ValueError(
             f"train has {len(shards)} data sets, but there are {honest} honest nodes (nodes − byzantine)"

@@ -127,7 +127,7 @@ def resolve(
         if getattr(spec, what) == OWN and given is None:
             raise ValueError(missing(what))
     adversary = attack_by_name(attack or spec.attack)
-    adversary.check_size(spec.nodes - spec.byzantine)
+    adversary.check_size(spec.nodes - spec.hostile_count)
     choice = Method.of(spec.method)
     method = METHODS[choice.name]
     _check_asynchronous(spec, adversary)
@@ -174,7 +174,7 @@ def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
         spec = _all_of_them(spec)
     elif method.on_graph and placement == "adversarial" and spec.b_hat is None:
         # attackers that choose their places may all sit beside one victim
-        spec = spec.replace(b_hat=spec.byzantine)
+        spec = spec.replace(b_hat=spec.hostile_count)
     pull = spec.pull
     if pull is None and spec.b_hat is not None:
         pull = min(max(_planned(spec, None).pull, 2 * spec.b_hat + 2), spec.nodes - 1)
@@ -188,7 +188,7 @@ def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
 
 def _all_of_them(spec: Spec) -> Spec:
     """pull and b_hat of a method in which everybody hears everybody; ValueError where others were given."""
-    only = {"pull": spec.nodes - 1, "b_hat": spec.byzantine}
+    only = {"pull": spec.nodes - 1, "b_hat": spec.hostile_count}
     for key, value in only.items():
         if getattr(spec, key) not in (None, value):
             raise ValueError(
@@ -203,7 +203,7 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
     if pull is None:
         return planning.comfortable(
             nodes=spec.nodes,
-            byzantine=spec.byzantine,
+            byzantine=spec.hostile_count,
             rounds=spec.rounds,
             confidence=spec.confidence,
             silent=spec.silent,
@@ -211,7 +211,7 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
         )
     return planning.plan(
         nodes=spec.nodes,
-        byzantine=spec.byzantine,
+        byzantine=spec.hostile_count,
         rounds=spec.rounds,
         pull=pull,
         confidence=spec.confidence,
@@ -258,9 +258,15 @@ def _check_rule(rule: Rule, name: str, plan: planning.Plan) -> None:
         )
 
 
+def roster_of(spec: Spec) -> Roster:
+    """Who is hostile: the nodes that the Spec lists, or so many by its seed."""
+    placed = spec.byzantine if isinstance(spec.byzantine, tuple) else None
+    return Roster(spec.nodes, spec.hostile_count, spec.seed, placed)
+
+
 def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
     """When the nodes of these numbers (the honest ones) publish and read."""
-    roster = Roster(spec.nodes, spec.byzantine, spec.seed)
+    roster = roster_of(spec)
     numbers = roster.honest_ids(1) if ids is None else ids
     timing = Timing.of(spec.timing)
     w = slowness(timing.speeds, numbers, np.flatnonzero(roster.hostile(1)), spec.nodes, spec.seed)
@@ -320,14 +326,14 @@ def remark(spec: Spec, resolved: Resolved) -> str | None:
 def build_network(spec: Spec, pull: int, flood: bool = False) -> Network:
     """Return the network of a method; flood: hostile nodes push to all."""
     nodes, seed = spec.nodes, spec.seed
-    roster = Roster(nodes, spec.byzantine, seed)
+    roster = roster_of(spec)
     choice = Method.of(spec.method)
     peers = METHODS[choice.name].peers
     if peers == "graph":
         graph = _graph(spec, pull, roster)
-        if choice.placement == "adversarial":
-            placed = np.flatnonzero(most_central(graph, spec.byzantine))
-            roster = Roster(nodes, spec.byzantine, seed, placed=tuple(placed.tolist()))
+        if choice.placement == "adversarial" and roster.placed is None:
+            placed = np.flatnonzero(most_central(graph, spec.hostile_count))
+            roster = Roster(nodes, spec.hostile_count, seed, placed=tuple(placed.tolist()))
         return Network(FixedGraph(graph), roster, graph)
     if peers == "push":
         flooders = (lambda t: np.flatnonzero(roster.hostile(t))) if flood else None

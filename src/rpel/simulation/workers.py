@@ -317,7 +317,7 @@ def _agreed(store: Any, rank: int, size: int, wish: str) -> str:
 
 def _check_number(spec: Request) -> None:
     """ValueError if there are more workers to start than nodes to share out."""
-    honest = spec.nodes - spec.byzantine
+    honest = spec.nodes - spec.hostile_count
     if not placed() and spec.workers > honest:
         raise ValueError(
             f"workers {spec.workers} are more than the {honest} honest nodes: use at most {honest}"

@@ -247,7 +247,7 @@ class Standings:
         from rpel.simulation.methods import resolve
 
         base, pull = self.base, resolve(self.base).pull
-        size = f"{base.dataset}, n = {base.nodes}, b = {base.byzantine}, s = {pull}, {base.rounds} rounds"
+        size = f"{base.dataset}, n = {base.nodes}, b = {base.hostile_count}, s = {pull}, {base.rounds} rounds"
         return f"{size}, {base.partition}, {count(base.local_steps, 'local step')}"
 
     def page(self) -> str:

@@ -63,7 +63,7 @@ def measure(spec: Request) -> Cost:
 
 def costs(specs: Iterable[Request], kind: Callable[[Request], str] = kind) -> dict[str, Cost]:
     """Return the cost of each kind among these runs, of the dearest; nothing for one that cannot begin."""
-    cheapest_first = sorted(specs, key=lambda spec: (spec.pull or 0, searches(spec), -spec.byzantine))
+    cheapest_first = sorted(specs, key=lambda spec: (spec.pull or 0, searches(spec), -spec.hostile_count))
     found = {}
     for name, spec in {kind(spec): spec for spec in cheapest_first}.items():
         found[name] = Cost()

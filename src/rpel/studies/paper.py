@@ -74,7 +74,7 @@ class Curve:
         'mnist-n30-b5-s15-rpel-alie'
         """
         spec = load(self.preset).replace(**self.changes)
-        size = f"n{spec.nodes}-b{spec.byzantine}-s{spec.pull}"
+        size = f"n{spec.nodes}-b{spec.hostile_count}-s{spec.pull}"
         method, attack = (parse(text).name for text in (spec.method, spec.attack))
         return spec.replace(name=f"{spec.dataset}-{size}-{method}-{attack}")
 
@@ -376,7 +376,7 @@ def _rounds() -> dict[tuple[int, int, int | None], dict[str, int]]:
     """Return the rounds of the panels' runs by (nodes, byzantine, pull) and data set."""
     rounds: dict[tuple[int, int, int | None], dict[str, int]] = {}
     for spec in (curve.spec() for panel in everything() for curve in panel.curves):
-        rounds.setdefault((spec.nodes, spec.byzantine, spec.pull), {})[spec.dataset] = spec.rounds
+        rounds.setdefault((spec.nodes, spec.hostile_count, spec.pull), {})[spec.dataset] = spec.rounds
     return rounds
 
 
@@ -387,7 +387,7 @@ def stamp(spec: Request) -> str:
     >>> [stamp(run) for run in (spec, spec.replace(rounds=60), spec.replace(dataset="mnist-sample"))]
     ['', '30 % of the rounds', 'SMOKE']
     """
-    rounds = _rounds().get((spec.nodes, spec.byzantine, spec.pull), {})
+    rounds = _rounds().get((spec.nodes, spec.hostile_count, spec.pull), {})
     if rounds and spec.dataset == "mnist-sample":
         return "SMOKE"
     whole = rounds.get(spec.dataset, 0)

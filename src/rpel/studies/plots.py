@@ -188,7 +188,7 @@ def of_runs(runs: Sequence[Run]) -> "Figure":
     columns, words = ends(run)
     curves(axes, table_of(runs, spec.method), columns)
     explain(axes, words)
-    hostile = f"{spec.byzantine:,} of {spec.nodes:,} hostile ({spec.attack})"
+    hostile = f"{spec.hostile_count:,} of {spec.nodes:,} hostile ({spec.attack})"
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
     axes.set(xlabel="round", ylabel=measured(run), title=f"{spec.name}: {hostile}, pull {spec.pull}{seeds}")
     if run.measure == "accuracy":

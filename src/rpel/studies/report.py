@@ -342,7 +342,7 @@ def table_of(groups: Sequence[Runs]) -> "DataFrame":
     for group in groups:
         key, spec = group.runs[0].key, group.spec
         row: dict[str, Any] = {"setting": group.label, "data": spec.dataset, "n": spec.nodes}
-        row |= {"b": spec.byzantine, "s": group.certificate.pull, "seeds": len(group)}
+        row |= {"b": spec.hostile_count, "s": group.certificate.pull, "seeds": len(group)}
         row |= {"measure": group.runs[0].measure}
         for name, end in (("mean", "mean"), ("worst node", "worst")):
             mean, low, high = group.interval(f"{key}_{end}")
@@ -575,7 +575,7 @@ def _settings(groups: Sequence[Runs]) -> list[dict[str, Markup]]:
     rows = []
     for group in groups:
         spec, seeds = group.spec, number(len(group))
-        sizes = {"n": spec.nodes, "b": spec.byzantine, "s": group.certificate.pull}
+        sizes = {"n": spec.nodes, "b": spec.hostile_count, "s": group.certificate.pull}
         row = {"setting": text(group.label), "data": text(spec.dataset), "seeds": seeds}
         rows.append(
             row | {key: number(value) for key, value in sizes.items()} | _ends(group, _judged(groups))

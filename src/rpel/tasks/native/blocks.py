@@ -107,17 +107,9 @@ def _through(builder: Builder, r: Any, given: Any, factor: Any, shift: Any) -> A
 
 @instruction()
 def derive(
-    builder: Builder,
-    r: Any,
-    d: Any,
-    at: Any,
-    target: Any,
-    to: Any,
-    pixels: Any,
-    channels: Any,
-    terms: Any,
-    sums: Any,
-) -> None:
+    builder: Builder, r: Any, d: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any,
+    terms: Any, sums: Any,
+) -> None:  # fmt: skip
     """target = a · d + e · r + b where r is positive, else 0, for terms a, e and b (3, channels);
     and its sum."""
     kind = vector_of(r, LANES)
@@ -171,17 +163,9 @@ def derive_pooled(
 
 @instruction()
 def pool_row(
-    builder: Builder,
-    r: Any,
-    at: Any,
-    q: Any,
-    y: Any,
-    to: Any,
-    width: Any,
-    channels: Any,
-    scale: Any,
+    builder: Builder, r: Any, at: Any, q: Any, y: Any, to: Any, width: Any, channels: Any, scale: Any,
     shift: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Of each window in a row of them the pixel that is largest after scale and shift: as it is,
     and after them."""
     kind = vector_of(r, LANES)

@@ -42,7 +42,7 @@ LANES = BLOCK  # float32 values of a vector
 NARROW = 8  # of a short one, which costs half as much where vectors have 16
 # Filters at once: with four sums each (of two windows eight), their taps and a pixel they fill the registers.
 # 20 filters in 24 lanes take three quarters of the operations of 32.
-SOME, MORE, MOST = (16, 24, 32) if WIDE else (8, 16, 24)
+FEW, MANY = (24, 32) if WIDE else (16, 24)
 SPARE = 3 * LANES
 PAIRS = WIDE  # windows in pairs: 32 registers hold the sums of two
 NOBODY = 4  # the winner of a window in which no sum is positive
@@ -82,7 +82,7 @@ def stage(height: int, width: int, channels: int, filters: int, k: int) -> Stage
     (28, 28, 1, 20, 5, 12, 12)
     """
     rows, columns = (height - k + 1) // 2, (width - k + 1) // 2
-    lanes = min((SOME, MORE, MOST), key=lambda n: (-(-filters // n) * n, -n))
+    lanes = min((FEW, MANY), key=lambda n: (-(-filters // n) * n, -n))
     narrow = NARROW if k * channels <= NARROW else LANES
     run = -(-k * channels // narrow) * narrow
     return Stage(height, width, channels, filters, k, rows, columns, lanes, -(-filters // lanes), run)
@@ -238,18 +238,14 @@ def _pool_windows(
 ) -> None:  # fmt: skip
     """One window, or two beside each other."""
     c, k, n = s.channels, s.k, s.filters
-    if s.lanes == SOME and two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, SOME, 2, out, o, winners, w, n)
-    elif s.lanes == SOME:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, SOME, 1, out, o, winners, w, n)
-    elif s.lanes == MORE and two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MORE, 2, out, o, winners, w, n)
-    elif s.lanes == MORE:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MORE, 1, out, o, winners, w, n)
+    if s.lanes == FEW and two:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, FEW, 2, out, o, winners, w, n)
+    elif s.lanes == FEW:
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, FEW, 1, out, o, winners, w, n)
     elif two:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MOST, 2, out, o, winners, w, n)
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MANY, 2, out, o, winners, w, n)
     else:
-        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MOST, 1, out, o, winners, w, n)
+        pool_window(images, at, row, c, k, weights, w0, offsets, f0, MANY, 1, out, o, winners, w, n)
 
 
 @compiled
@@ -298,20 +294,8 @@ def _add_patches(
         return
     if run == NARROW:
         for y in range(k):
-            add_runs(
-                total,
-                at + y * stride,
-                NARROW,
-                source,
-                y * jump,
-                NARROW,
-                begins,
-                factors,
-                padded,
-                1,
-                4,
-                NARROW,
-            )
+            to, shift = at + y * stride, y * jump
+            add_runs(total, to, NARROW, source, shift, NARROW, begins, factors, padded, 1, 4, NARROW)
         return
     for y in range(k):
         j, to, shift = 0, at + y * stride, y * jump

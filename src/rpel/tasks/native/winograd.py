@@ -207,16 +207,9 @@ def add_moments(builder: Builder, values: list[Any], sums: Any, c: Any, channels
 
 @instruction()
 def scaled(
-    builder: Builder,
-    source: Any,
-    at: Any,
-    target: Any,
-    to: Any,
-    pixels: Any,
-    channels: Any,
-    scale: Any,
+    builder: Builder, source: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any, scale: Any,
     shift: Any,
-) -> None:
+) -> None:  # fmt: skip
     """target = scale · source + shift of so many pixels, a multiple of four."""
     kind = vector_of(source, LANES)
 

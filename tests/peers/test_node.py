@@ -203,8 +203,8 @@ def test_isolated_peer_freezes_local_steps_and_is_not_ready(tmp_path: Path) -> N
     peer = Running(Node(files.configs[0]), QuadraticLearner(0))
     peer.node.service.now = replace(peer.node.now, membership=_needing_answers(files))
     reports: list[str] = []
-    peer.node.progress = lambda report, _: reports.append(
-        f"{report.outcome} {report.frozen} {peer.node.service.unready}"
+    peer.node.progress = lambda report, _, trouble: reports.append(
+        f"{report.outcome} {report.frozen} {trouble}"
     )
     peer.start().join()
     assert reports
@@ -368,7 +368,7 @@ def test_peer_recovers_from_exhausted_descriptors(tmp_path: Path) -> None:
     running = peers(files)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     said: dict[int, str] = {}
-    running[0].node.progress = lambda report, _: said.update({report.round: running[0].node.service.unready})
+    running[0].node.progress = lambda report, _, trouble: said.update({report.round: trouble})
 
     def starve(_: Running, round: Round) -> bool:
         soft = 3 if round.number == 2 else before[0]  # what is open stays open, and nothing else opens

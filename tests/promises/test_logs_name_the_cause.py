@@ -57,7 +57,6 @@ def test_readyz_names_a_full_disk(full: tuple[ProcessNetwork, list[int], str]) -
     assert NO_SPACE in full[2]
 
 
-@pytest.mark.xfail(strict=True, reason="the line of a round blames the members [issue 50]")
 def test_round_that_a_full_disk_spoils_names_the_disk(full: tuple[ProcessNetwork, list[int], str]) -> None:
     net, rounds, _ = full
     for round in rounds:
@@ -116,7 +115,6 @@ def _colons(pin: str) -> str:
     return ":?".join(pin[i : i + 2] for i in range(0, len(pin), 2))
 
 
-@pytest.mark.xfail(strict=True, reason="an ended certificate looks like a network that fails [issue 50]")
 def test_certificate_that_ends_during_the_run_is_named(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path, alone()) as net:
         peer = net.members[0]

@@ -36,16 +36,7 @@ def net(tmp_path: Path) -> ProcessNetwork:
     return ProcessNetwork(tmp_path, alone(hyperparameters={"d": 4}))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        *(
-            pytest.param(path, marks=pytest.mark.xfail(strict=True, reason="B10: it is answered [issue 50]"))
-            for path in ("/metrics", "/readyz")
-        ),
-    ],
-)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/readyz"])
 def test_website_whose_name_leads_here_is_refused(net: ProcessNetwork, path: str) -> None:
     with rpel.Peer(net.members[0].config):
         assert net.page(net.members[0], path)[0] in (200, 503)
@@ -63,7 +54,6 @@ def test_page_that_fails_is_answered(net: ProcessNetwork) -> None:
     assert status in (200, 500)
 
 
-@pytest.mark.xfail(strict=True, reason="B25: the settings stay as the peer has set them [issue 50]")
 def test_peer_leaves_the_settings_of_its_process_as_they_were(net: ProcessNetwork) -> None:
     limits = [resource.RLIMIT_CORE, resource.RLIMIT_NOFILE]
     prctl = ctypes.CDLL(None).prctl

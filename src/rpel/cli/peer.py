@@ -178,15 +178,15 @@ def export(
         print(f"{out}: {own.id}'s model after round {exported} of {m.rounds}")
 
 
-def _say_round(report: "Report", scored: "Measured") -> None:
+def _say_round(report: "Report", scored: "Measured", trouble: str) -> None:
     words = [f"{report.received} of {report.asked} answered", f"trim {report.trim}"]
     words.append(f"model age {report.degraded}")
     if scored.accuracy is not None:
         words.append(f"accuracy {scored.accuracy:.3f}")
     if scored.loss is not None:
         words.append(f"loss {scored.loss:.4g}")
-    if report.frozen:
-        words.append("frozen: too few members answer")
+    if trouble:
+        words.append(trouble)
     with suppress(OSError, ValueError):  # a terminal that is gone does not end a peer
         print(f"round {report.round}: {report.outcome}, {', '.join(words)}", file=sys.stderr, flush=True)
 

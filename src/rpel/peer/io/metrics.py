@@ -314,6 +314,8 @@ class Pages:
     async def _answer(self, line: Line, request: Request) -> Reply:
         if request.method != "GET":
             return Reply(405, closing=True)
+        if not self._meant(request):
+            return _text(403, "ask for it by its address")
         if request.path == "/metrics":
             return Reply(200, self._of.text(), {"Content-Type": prometheus.CONTENT_TYPE_LATEST}, closing=True)
         if request.path == "/healthz":
@@ -322,7 +324,7 @@ class Pages:
             why = self._unready()
             return _text(503 if why else 200, why or "ready")
         if request.path == "/" and self._front is not None:
-            return self._front() if self._meant(request) else _text(403, "ask for it by its address")
+            return self._front()
         return _text(404, "there are /, /metrics, /healthz and /readyz")
 
 

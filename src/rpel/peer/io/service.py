@@ -4,6 +4,7 @@ Invariants: the membership in force stands here and nowhere else, in :attr:`Peer
 :meth:`PeerService.trouble` is called in the network's thread, and is quick.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -123,5 +124,9 @@ class PeerService:
         self.unready = "frozen: too few members answer" if report.frozen else ""
         if exhausted:
             self.unready = "no file descriptors are left: raise the limit of open files"
+        if self.now.own.expires < time.time():
+            self.unready = (
+                "this peer's certificate has ended: rpel network change --replace brings in a new one"
+            )
         if self.store.trouble:
             self.unready = f"the state folder cannot be written: {self.store.trouble}"

@@ -52,7 +52,7 @@ from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot, take
 from rpel.peer.net.tls import no_core_dumps
 from rpel.peer.node.page import headers, page
-from rpel.peer.node.systemd import notify
+from rpel.peer.node.process import notify, restored_settings
 from rpel.peer.state.journal import AUDIT_FILE, Journal, Repeats, history
 from rpel.peer.state.memberships import IN_FORCE, MembershipWatcher, in_force
 from rpel.peer.state.models import MODEL_FILE, export, initial_model, keep_best
@@ -69,8 +69,8 @@ _UNASKED = 5  # rounds in which nobody had this peer's half-step, after which th
 _GRACE = 5.0  # seconds that a body may leave after the reader's deadline, by when nobody wants it any more
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
-Progress = Callable[[Report, Measured], None]
-"""Told after each round, with accuracy and loss where they were measured."""
+Progress = Callable[[Report, Measured, str], None]
+"""Told after each round, with accuracy and loss where they were measured, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,7 @@ class Node:
         service, folder = self.service, self.config.state_dir
         with ExitStack() as opened:
             self._quieten(opened)
+            opened.enter_context(restored_settings())
             no_core_dumps()
             reserve_descriptors(len(self.now.membership.members))
             service.store = opened.enter_context(Store(folder, self.layout, self.now.membership.run))
@@ -530,7 +531,11 @@ class Node:
         self._certify_privacy(report.round, spent)
         self.service.round_ended(report, exhausted=client is not None and client.exhausted)
         if self.metrics.unasked() == _UNASKED:
-            log.warning("nobody has had this peer's model for %d rounds: can the others reach it?", _UNASKED)
+            log.warning(
+                "no member has fetched this peer's model for %d rounds: rpel network status says "
+                "who reaches it",
+                _UNASKED,
+            )
         assert self._x is not None, "saved just before"
         measured = learner.measure(self._x, report.round, last=report.round >= now.membership.rounds)
         if measured == Measured():
@@ -539,7 +544,7 @@ class Node:
         self._journal.write(report, now, self._digest, self._pulls.digests, measured, spent)
         self.metrics.scored(measured)
         if self.progress is not None:
-            self.progress(report, measured)
+            self.progress(report, measured, self.service.unready)
 
     def _keep_best(self, round: int, measured: Measured, learner: Learner) -> None:
         """Keep the model that scored best so far on this peer's own data."""

@@ -1,9 +1,29 @@
-"""Tell the service manager that the peer is ready, and that its network's thread is alive."""
+"""The process that a peer runs in: settings that it borrows, and the service manager that it reports to."""
 
 import asyncio
+import ctypes
 import os
+import resource
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+
+
+@contextmanager
+def restored_settings() -> Iterator[None]:
+    """Give the process its limits back at the end, and whether others may look inside: it is the user's."""
+    limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)}
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
+    dumpable = prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) if prctl else 0
+    try:
+        yield
+    finally:
+        for kind, both in limits.items():
+            resource.setrlimit(kind, both)
+        if prctl and dumpable == 1:
+            prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 async def notify() -> None:

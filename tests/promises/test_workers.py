@@ -28,12 +28,7 @@ LONG = SMALL | {
     "nodes": 9, "pull": 6, "batch_size": 2000, "rounds": 120, "name": "quickstart", "eval_every": 60,
     "checkpoint_every": 10,
 }  # fmt: skip
-FLAGS = [
-    part
-    for key, value in LONG.items()
-    if key != "name"
-    for part in (f"--{key.replace('_', '-')}", str(value))
-]
+FLAGS = [part for key, value in LONG.items() for part in ("-s", f"{key}={value}")]
 RUN = ["-m", "rpel", "run", "quickstart", *FLAGS]
 
 

@@ -33,9 +33,7 @@ from rpel.types import Floats, Integers
 Flags = NDArray[np.bool_]
 
 WIDTH = 8  # rows that are compared with an anchor side by side
-PIECE = (
-    768  # columns whose squares are summed in float32 before float64 takes over, half of it in float64; of 32
-)
+PIECE = 768  # columns of one block of scratch; half of it in float64. A multiple of 32
 GROUP = 6 * PIECE  # columns of one unit of work
 MARGIN = (
     1 + 2.1 * (PIECE * 4 // VECTOR_BYTES + 8) * 2.0**-24

@@ -212,8 +212,8 @@ def test_rules_that_draw_do_so_anew_for_every_node_and_round_and_repeat() -> Non
         assert not np.allclose(later, first), "rounds differ"
         np.testing.assert_array_equal(told.aggregate(table, index), first)
         some = np.array([2, 7, 11])  # whoever aggregates a part of the nodes gets what they would have got
-        part = rule.at(round=3, rounds=9, seed=1, ids=np.arange(100, 112)[some])
-        aggregated = part.aggregate(table, index[some])
+        context = A.RoundContext(round=3, rounds=9, seed=1, ids=np.arange(100, 112))
+        aggregated = rule.aggregate(table, index[some], context=context.among(some))
         np.testing.assert_array_equal(aggregated, first[some])
 
 
@@ -264,7 +264,7 @@ def test_krum_sums_the_requested_number_of_neighbours(neighbours: str) -> None:
 @pytest.mark.parametrize("name", ["nnm", "krum", "nnm+trimmed_mean"])
 def test_missing_rule_parameter_is_named_in_one_sentence(name: str) -> None:
     first = name.partition("+")[0]
-    with pytest.raises(ValueError, match=f"^{first} needs its parameter 'f'"):
+    with pytest.raises(ValueError, match=f"^rule '{first}' needs its parameter 'f'"):
         rpel.rule(name)
     assert rpel.rule(name, f=1).name == name
 

@@ -48,13 +48,14 @@ def inner_product_manipulation(view: View, tau: float | Floats = 2.0) -> Models:
 
 
 @declare(per_victim=True, factor="z")
-def alie(view: View, z: float | str | Floats = 1.5) -> Models:
+def alie(view: View, z: float | str | Floats = 1.5, tau: float | None = None) -> Models:
     """A Little Is Enough: μ + zσ (Baruch et al., 2019).
 
-    z="max" hides as far out as the honest majority allows.
+    z="max" hides as far out as the honest majority allows; ``tau`` is ByzFL's name of z, as in its reference
+    vectors.
     """
     z = largest_hidden_z(view.counts, view.hostile) if isinstance(z, str) else z
-    return view.moments(1.0, z, out=view.out)
+    return view.moments(1.0, z if tau is None else tau, out=view.out)
 
 
 def largest_hidden_z(m: Integers, hostile: Integers) -> Floats:

@@ -258,6 +258,7 @@ class Rule(Stage, ABC):
         f: int | None = None,
         out: Array | None = None,
         kernels: Backend | None = None,
+        context: RoundContext | None = None,
         finite: NDArray[np.bool_] | None = None,
     ) -> Array:
         """(h, d) Aggregate for many victims over one table.
@@ -271,6 +272,7 @@ class Rule(Stage, ABC):
             f: the number of hostile vectors, in place of the rule's own.
             out: (h, d), where the result goes.
             kernels: the backend; by default numba in main memory and torch on other devices.
+            context: the round and the victims' node numbers, in place of the rule's own (see `at`).
             finite: (n,) the table's finite rows, if already computed.
         """
         rule = self if f is None else self.with_f(f)
@@ -279,7 +281,7 @@ class Rule(Stage, ABC):
         checked = check_index(self.name, rows, index)
         group = Group(
             kernels or kernels_for(rows), rows, checked, rule.f or 0, np.arange(len(checked)),
-            self.context, finite, weights, hostile,
+            context or self.context, finite, weights, hostile,
         )  # fmt: skip
         buffer = out if given else writable(out)
         result = rule.compute(group, buffer)

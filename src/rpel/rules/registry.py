@@ -106,11 +106,15 @@ class Part:
     def stage(self, shared: Mapping[str, Any]) -> Stage:
         """Make the stage with its own parameters and those of the chain's that it has."""
         given = {key: shared[key] for key in self.keywords if key in shared} | dict(self.asked.keywords)
-        bound = Component(self.asked.name, self.asked.args, given).bind_to(self.takes, self.skip)
+        name = self.asked.name
+        try:
+            bound = Component(name, self.asked.args, given).bind_to(self.takes, self.skip)
+        except ValueError as error:
+            raise ValueError(str(error).replace(name, f"rule {name!r}", 1)) from None
         try:
             return self.make(**bound)
         except TypeError as error:
-            raise ValueError(f"{self.asked.name}: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
 
 
 def _part(one: Component | Stage | Callable[..., Any]) -> Part:

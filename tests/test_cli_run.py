@@ -1,23 +1,22 @@
-"""run, resume and show as a stranger meets them: real processes, killed and interrupted;
-statuses and sentences."""
+"""Every field of a run is listed, and can be set."""
+
+import json
 
 import pytest
 
-from rpel.spec import Spec, load
+from rpel.spec import Execution, Spec
 from support.commands import rpel
 
 pytestmark = pytest.mark.integration
 
 
-def test_help_tells_library_defaults_from_preset_values(capsys: pytest.CaptureFixture[str]) -> None:
-    text = rpel("run", "--help", capsys=capsys)[0]
-    assert "quickstart:" not in text
-    default, preset = Spec.model_fields["eval_every"].default, load("quickstart").eval_every
-    assert default != preset
-    assert f"[unless the source says: {default}]" in " ".join(text.split())
+def test_fields_are_listed_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(rpel("list", "fields", "--json", capsys=capsys)[0])
+    about = {row["name"]: row["about"] for row in rows}
+    assert about.keys() == Spec.model_fields.keys() | Execution.model_fields.keys()
+    assert about["eval_every"].endswith("[20]")
 
 
-def test_field_keeps_the_preset_value_unless_given_as_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    text = rpel("run", "--help", capsys=capsys)[0]
-    for key in Spec.model_fields:
-        assert f"--{key.replace('_', '-')}" in text
+def test_field_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, said in (("bach_size=5", "'batch_size'"), ("batch_size", "FIELD=VALUE")):
+        assert said in rpel("run", "quickstart", "--set", given, code=2, capsys=capsys)[1]

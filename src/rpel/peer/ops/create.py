@@ -275,8 +275,7 @@ def _complete(task: str, given: Mapping[str, Any], rounds: int) -> dict[str, Any
     if own:
         return dict(given)
     known = [key for key in dict.fromkeys((*_TABLE, *given)) if key not in ASKED]
-    table = {key: getattr(checked, key) for key in known} | asked_of(given)
-    return {key: [list(piece) for piece in v] if isinstance(v, tuple) else v for key, v in table.items()}
+    return {key: getattr(checked, key) for key in known} | asked_of(given)
 
 
 def parse_epoch(text: str | None, now: datetime) -> float:

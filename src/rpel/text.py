@@ -1,6 +1,5 @@
 """Numbers and values as people read them, in the terminal and on pages."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,31 +67,12 @@ def visible(text: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A field's value as ``rpel run`` takes it.
+    """Return a field's value as people write it.
 
-    >>> value_text(((500, 0.5), (1000, 0.1))), value_text({"z": 1.5, "of": "foe"}), value_text({"of": "a,b"})
-    ('500:0.5,1000:0.1', 'z=1.5,of=foe', '{"of": "a,b"}')
+    >>> value_text((3, 5)), value_text("cosine(0.5)")
+    ('3,5', 'cosine(0.5)')
     """
-    if isinstance(value, Mapping):
-        return (
-            ",".join(f"{key}={item}" for key, item in value.items())
-            if _plain(value)
-            else json.dumps(dict(value))
-        )
-    if isinstance(value, tuple | list):
-        return ",".join(f"{last}:{rate}" for last, rate in value)
-    return str(value)
-
-
-def _plain(table: Mapping[str, Any]) -> bool:
-    """Say whether key=value, … reads back as the same table."""
-    words = [item for item in table.values() if isinstance(item, str)]
-    numbers = [
-        item for item in table.values() if isinstance(item, int | float) and not isinstance(item, bool)
-    ]
-    return len(words) + len(numbers) == len(table) > 0 and all(
-        word.replace("_", "").isalpha() for word in words
-    )
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def count(number: int, word: str) -> str:

@@ -75,7 +75,8 @@ def _summary(collection: "Collection", groups: "list[Runs]", written: list[Path]
     from rpel.studies.paper import stamp
 
     def setting(group: "Runs") -> dict[str, Any]:
-        shared = {key: getattr(group.spec, key) for key in ("dataset", "nodes", "byzantine")}
+        shared = {"dataset": group.spec.dataset, "nodes": group.spec.nodes}
+        shared["byzantine"] = group.spec.hostile_count
         intervals = {key: dict(zip(ENDS, group.interval(key), strict=True)) for key in group.measures}
         return {
             "label": group.label, "stamp": stamp(group.spec) or None, **shared,
@@ -130,7 +131,7 @@ def runs(folder: Path = RUNS, as_json: opt.Json = False) -> None:
 
 def _spec(spec: Any) -> dict[str, Any]:
     keys = ("name", "dataset", "method", "rule", "attack", "nodes", "byzantine", "pull", "rounds", "seed")
-    return {key: getattr(spec, key) for key in keys}
+    return {key: getattr(spec, key) for key in keys} | {"byzantine": spec.hostile_count}
 
 
 def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:

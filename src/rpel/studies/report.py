@@ -159,8 +159,7 @@ def _numbers(run: Run) -> list[dict[str, Any]]:
 
 def _order(group: Sequence[Run]) -> tuple[Any, ...]:
     spec = group[0].spec
-    numbers = tuple(getattr(spec, key) or 0 for key in CHART_FIELDS[1:])
-    return (spec.dataset, *numbers, *(str(getattr(spec, key)) for key in CURVE_FIELDS), repr(spec))
+    return (*_sizes(spec), *(str(getattr(spec, key)) for key in CURVE_FIELDS), repr(spec))
 
 
 def labels(specs: Sequence[Request]) -> list[str]:
@@ -169,7 +168,8 @@ def labels(specs: Sequence[Request]) -> list[str]:
     >>> labels([Request(lr=0.1), Request(lr=0.2)])
     ['rpel · alie · lr 0.1', 'rpel · alie · lr 0.2']
     """
-    beside = [key for key in compared_fields() if key not in (*CHART_FIELDS, *CURVE_FIELDS, "b_hat")]
+    known = {"dataset", "nodes", "pull", *CURVE_FIELDS, "b_hat"}
+    beside = [key for key in compared_fields() if key not in known]
     telling = [key for key in beside if len({repr(getattr(spec, key)) for spec in specs}) > 1]
     names = [_name(spec, telling) for spec in specs]
     if len(set(longer := [_name(spec, [*telling, "b_hat"]) for spec in specs])) > len(set(names)):
@@ -262,7 +262,12 @@ def charts(groups: Sequence[Runs]) -> list[Chart]:
 
 
 def _chart_key(group: Runs) -> tuple[Any, ...]:
-    return (*(getattr(group.spec, key) or 0 for key in CHART_FIELDS), group.runs[0].measure)
+    return (*_sizes(group.spec), group.runs[0].measure)
+
+
+def _sizes(spec: Request) -> tuple[str, int, int, int]:
+    """Return what the settings of a chart have in common, as something that can be sorted."""
+    return spec.dataset, spec.nodes, spec.hostile_count, spec.pull or 0
 
 
 def _title(key: tuple[Any, ...]) -> str:

@@ -108,6 +108,14 @@ def test_settings_that_differ_are_never_averaged_and_say_how(tmp_path: Path) -> 
     assert [group.label[-7:] for group in settings(collect([tmp_path / "b"]).runs)] == ["b_hat 1", "b_hat 2"]
 
 
+def test_hostile_nodes_given_by_number_are_told_from_drawn_ones(tmp_path: Path) -> None:
+    put(tmp_path, byzantine=2)
+    put(tmp_path, byzantine=[3, 5])
+    (chart,) = charts(settings(collect([tmp_path]).runs))
+    assert {one.label.rpartition("byzantine ")[2] for one in chart.settings} == {"2", "3,5"}
+    assert "each of 8 honest nodes" in of_runs(collect([tmp_path]))
+
+
 def test_crowded_chart_is_split_and_shows_every_setting_once(tmp_path: Path) -> None:
     for attack, alpha, steps in product(("alie", "foe", "sf"), (0.5, 1, 2), (1, 3)):
         put(tmp_path, attack=attack, partition=f"dirichlet({alpha})", local_steps=steps)

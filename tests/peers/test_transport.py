@@ -12,7 +12,6 @@ import pytest
 from rpel import certificates
 from rpel.peer.config.membership import Member
 from rpel.peer.net import tls
-from rpel.peer.net.limits import Limits
 from support.loopback import (
     SMALL,
     Credentials,
@@ -90,7 +89,8 @@ def test_request_waits_until_the_round_is_published(tmp_path: Path) -> None:
 
 def test_round_that_never_comes_is_late_and_one_that_is_gone_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with loopback(tmp_path, limits=Limits(patience=0.05)) as net:
+        async with loopback(tmp_path) as net:
+            net.stores[1].policy.patience = 0.05
             assert (await net.pull(0, 1, 1, within=brief(0.4)))[0] == "late"
             assert net.stores[1].codes()[425]
             for t in range(1, 6):

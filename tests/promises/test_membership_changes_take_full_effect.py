@@ -43,7 +43,6 @@ def test_member_that_was_down_during_two_changes_takes_part_with_the_newest_file
         assert down.processes == [down.process]
 
 
-@pytest.mark.xfail(strict=True, reason="B3: the limit stays what it was at the start [issue 49]")
 def test_longer_period_gives_readers_more_time_for_a_body(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

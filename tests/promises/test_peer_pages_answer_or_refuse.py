@@ -43,7 +43,6 @@ def test_website_whose_name_leads_here_is_refused(net: ProcessNetwork, path: str
         assert net.page(net.members[0], path, host="website.example")[0] == 403
 
 
-@pytest.mark.xfail(strict=True, reason="B7: it is neither answered nor closed [issue 49]")
 def test_page_that_fails_is_answered(net: ProcessNetwork) -> None:
     with rpel.Peer(net.members[0].config) as peer:
         for round in peer.rounds(Point()):

@@ -15,6 +15,7 @@ that waits.
 
 import asyncio
 import json
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +32,7 @@ from rpel.peer.core.wire import Malformed
 MODEL, SEEN, INIT, CLOCK, STATUS = "/v1/model/", "/v1/seen/", "/v1/init", "/v1/clock", "/v1/status"
 REACH = "/v1/reach"
 """Asks a member to call back at the asker's url."""
+_log = logging.getLogger("rpel")
 LARGEST_HEAD = 4 << 10
 LARGEST_TEXT = 64 << 10
 _MOST_HEADERS = 16
@@ -286,7 +288,13 @@ class Line(asyncio.StreamReaderProtocol):
         self.requests += 1
         self.busy = True
         try:
-            reply = await self._answer_one(self, request)
+            try:
+                reply = await self._answer_one(self, request)
+            except OSError:  # the other end went away
+                raise
+            except Exception:
+                _log.exception("could not answer %s", request.path[:80])
+                reply = Reply(500, closing=True)
             if reply is not None:
                 # whoever never reads would keep all that waits for it
                 async with asyncio.timeout(self._idle):

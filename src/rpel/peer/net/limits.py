@@ -18,6 +18,8 @@ from ipaddress import IPv6Address, ip_address
 
 log = logging.getLogger("rpel")
 
+_SLOWEST, _FEWEST = 2.0, 20.0  # requests a second and at once that one member always has
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -26,9 +28,10 @@ class Limits:
     ``handshake``: until a ClientHello comes, and again for TLS · ``mute``: connections that have sent none ·
     ``waiting``: connections that wait for their turn · ``pending``, ``pending_each``: handshakes under way,
     of all and of one address (as many of it may wait) · ``connections``: of one member (the oldest gives way)
-    · ``patience``: a request waits so long for its round · ``write``: a body has left by then, or its reader
-    is dropped · ``idle``: an unused connection is closed · ``rate``, ``burst``: requests a second of one
-    member, and how many at once · ``hold``: delay of what exceeds that
+    · ``write``: a body has left by then, or its reader is dropped; None: five seconds after the membership's
+    deadline · ``idle``: an unused connection is closed · ``rate``, ``burst``: requests a second of one
+    member, and how many at once · ``total``: requests a second of all members, each of which has an equal
+    share · ``hold``: delay of what exceeds that
     """
 
     handshake: float = 5.0
@@ -37,12 +40,17 @@ class Limits:
     pending: int = 64
     pending_each: int = 32
     connections: int = 4
-    patience: float = 20.0
-    write: float = 60.0
+    write: float | None = None
     idle: float = 90.0
     rate: float = 50.0
     burst: float = 100.0
+    total: float = 1000.0
     hold: float = 1.0
+
+    def pace(self, members: int) -> "Pace":
+        """The requests of so many members."""
+        rate = min(self.rate, max(_SLOWEST, self.total / members))
+        return Pace(rate, min(self.burst, max(_FEWEST, 2 * rate)))
 
 
 class Bucket:

@@ -15,7 +15,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +35,7 @@ from rpel.peer.net.http import (
     json_reply,
     reply_head,
 )
-from rpel.peer.net.limits import Gate, Limits, Pace, Stage, Ticket
+from rpel.peer.net.limits import Gate, Limits, Stage, Ticket
 from rpel.peer.net.snapshot import Snapshot
 from rpel.peer.net.tls import leaf_fingerprint
 from rpel.version import __version__
@@ -45,6 +45,7 @@ CHUNK = 96 << 10
 _MODEL = re.compile(re.escape(MODEL) + "([1-9][0-9]{0,11})")
 _SEEN = re.compile(re.escape(SEEN) + "([1-9][0-9]{0,11})")
 _HELLO = re.compile(rb"\x16\x03.{3}\x01", re.DOTALL)  # a TLS record that begins a ClientHello
+_GRACE = 5.0  # seconds that a body may leave after the reader's deadline, by when nobody wants it any more
 _BETWEEN_CALLS = 60.0  # seconds between two calls back to one member
 _log = logging.getLogger("rpel")
 
@@ -135,7 +136,7 @@ class Server:
         _ = service.now.server_context  # read now: a key that cannot be read is an error at start
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
-        self._pace = Pace(self.limits.rate, self.limits.burst)
+        self._pace = self.limits.pace(len(service.now.membership.members))
         self._mute: dict[Ticket, _Accepted] = {}
         self._greeting: dict[Ticket, asyncio.Task[None]] = {}
         self._unclaimed: set[socket.socket] = set()  # of greetings whose handshake has not begun
@@ -194,6 +195,7 @@ class Server:
         """Another one is in force: connections of those who left are closed."""
         membership = self._service.now.membership
         self._gate.resize(len(membership.members))
+        self._pace = self.limits.pace(len(membership.members))
         for pin in [pin for pin in self._lines if membership.by_fingerprint(pin) is None]:
             for line in list(self._lines[pin]):
                 line.drop()
@@ -377,37 +379,41 @@ class Server:
 
     async def _model(self, line: MemberLine, now: Snapshot, round: int) -> Reply | None:
         """One body, if the policy gives it: now, or when its round is published."""
-        policy, loop = self._service.policy, asyncio.get_running_loop()
-        began = loop.time()
+        policy, began = self._service.policy, asyncio.get_running_loop().time()
         period = now.membership.timetable.round(self._service.position())
         decision = policy.request(line.pin, round, period)
         if decision.kind == "refuse":
             return Reply(decision.code)
         try:
             if decision.kind == "wait":
-                decision = await self._published(policy, round)
+                decision = await self._published(policy, round, began)
             if decision.kind != "serve":
                 return Reply(decision.code)
-            body = self._service.open_body(round)
+            try:
+                body = self._service.open_body(round)
+            except OSError:  # of this end's disk, and not of the reader
+                _log.exception("the half-step of round %d cannot be read", round)
+                return Reply(500, closing=True)
             if body is None:
                 return Reply(GONE)
-            try:
-                await self._send(line, round, body, loop.time() - began)
-            finally:
-                body.close()
+            with closing(body):
+                await self._send(line, now, round, body, began)
         finally:
             policy.done(line.pin, round, full=line.sent > 0)
         return None
 
-    async def _published(self, policy: ServePolicy, round: int) -> Decision:
+    async def _published(self, policy: ServePolicy, round: int, began: float) -> Decision:
         """Wait until the round is published, will never be, or patience ends."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.limits.patience):
-                while policy.look(round).kind == "wait":
+        loop = asyncio.get_running_loop()
+        while (decision := policy.look(round, loop.time() - began)).kind == "wait":
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + policy.patience):
                     await self._news.wait()
-        return policy.look(round)
+        return decision
 
-    async def _send(self, line: MemberLine, round: int, body: Body, waited: float) -> None:
+    async def _send(self, line: MemberLine, now: Snapshot, round: int, body: Body, began: float) -> None:
+        write = now.membership.deadline + _GRACE if self.limits.write is None else self.limits.write
+        waited = asyncio.get_running_loop().time() - began
         headers = {
             "Content-Type": "application/octet-stream",
             "RPEL-Round": str(round),
@@ -418,7 +424,7 @@ class Server:
         if (signature := self._service.signature_of(round)) is not None:
             headers["RPEL-Signature"] = base64.b64encode(signature).decode()
         try:
-            async with asyncio.timeout(self.limits.write):
+            async with asyncio.timeout(write):
                 line.writer.write(reply_head(200, body.size, headers))
                 for begin in range(0, body.size, CHUNK):
                     chunk = body.read(begin, CHUNK)

@@ -47,7 +47,7 @@ from rpel.peer.learn.learner import Learner
 from rpel.peer.net.background import Background, Woken
 from rpel.peer.net.client import Client
 from rpel.peer.net.http import Reply
-from rpel.peer.net.limits import Limits, reserve_descriptors
+from rpel.peer.net.limits import reserve_descriptors
 from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot, take
 from rpel.peer.net.tls import no_core_dumps
@@ -66,7 +66,6 @@ log = logging.getLogger("rpel")
 PRIVACY_FILE = "privacy.json"
 _SLICE = 1.0  # seconds slept at once: a machine that was suspended notices within that
 _UNASKED = 5  # rounds in which nobody had this peer's half-step, after which that is said
-_GRACE = 5.0  # seconds that a body may leave after the reader's deadline, by when nobody wants it any more
 _CLOCKS = 3.0  # seconds that members have to tell their clocks
 
 Progress = Callable[[Report, Measured, str], None]
@@ -208,9 +207,7 @@ class Node:
     def _open_network(self, opened: ExitStack) -> None:
         """Listen, and get ready to ask."""
         self._client = Client(self.layout, self.clock.position)
-        self.server = Server(
-            self.service, Limits(write=self.now.membership.deadline + _GRACE), self._client.probe
-        )
+        self.server = Server(self.service, call_back=self._client.probe)
         folder, coming = self.config.state_dir / "evidence", self.config.next_members
         self._pulls = Pulls(self._client, self.service.witness, folder, self.metrics, coming, self._end_with)
         try:
@@ -479,6 +476,7 @@ class Node:
 
     async def _put_in_force(self, snapshot: Snapshot) -> None:
         _ = snapshot.server_context  # read it before the membership counts
+        reserve_descriptors(len(snapshot.membership.members))
         self.service.now = snapshot
         self._restore_proofs()
         self.server.membership_changed()

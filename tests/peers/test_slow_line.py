@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rpel.peer.net.intake import Intake
+from rpel.peer.net.intake import Turns
 from support.loopback import flat_layout, loopback, model
 from support.waiting import brief
 
@@ -70,17 +70,12 @@ def test_narrow_line_delivers_as_many_models_as_it_carries(tmp_path: Path) -> No
                     for i in range(1, ASKED + 1)
                 }
             )
-            loop, intake, rows = (
-                asyncio.get_running_loop(),
-                Intake(BIG.size, within),
-                np.zeros((ASKED, BIG.d), BIG.dtype),
-            )
+            loop, rows = asyncio.get_running_loop(), np.zeros((ASKED, BIG.d), BIG.dtype)
             deadline = loop.time() + within
-            watching = loop.create_task(intake.watch())
+            turns = Turns(range(1, ASKED + 1), 3, BIG.size, deadline, loop.time)
             answers = await asyncio.gather(
-                *(net.transports[0].pull(i + 1, 1, rows[i], deadline, intake, i) for i in range(ASKED))
+                *(net.transports[0].pull(i + 1, 1, rows[i], deadline, turns) for i in range(ASKED))
             )
-            watching.cancel()
             for server in line.servers:
                 server.close()
             for i, answer in enumerate(answers):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.wire import Layout, Malformed, Reception
-from rpel.peer.net.http import LARGEST_HEAD, Connection, Head
+from rpel.peer.net.client import Connection
+from rpel.peer.net.http import LARGEST_HEAD
 from rpel.types import Models
 from support.loopback import head, model
 
@@ -20,9 +21,7 @@ ROUND = 3
 class _Wire(asyncio.Transport):
     """The end of a connection that goes nowhere."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.closed = False
+    closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -33,34 +32,42 @@ class _Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.closed
 
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
 
 async def fed(reply: bytes, layout: Layout, row: Models, cut: Callable[[], int]) -> bool:
     """Was this reply, arriving in pieces and then ending, accepted?"""
-    connection, wire = Connection(), _Wire()
-    connection.connection_made(wire)
+    loop, reader, wire = asyncio.get_running_loop(), asyncio.StreamReader(limit=LARGEST_HEAD), _Wire()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    protocol.connection_made(wire)
+    connection = Connection(reader, asyncio.StreamWriter(wire, protocol, reader, loop))
 
-    def judge(found: Head) -> Reception:
-        reception = Reception(layout, row, ROUND)
+    async def pull() -> None:
+        found, reception = await connection.ask(b"GET"), Reception(layout, row, ROUND)
         reception.head(found.status, found.headers)
-        return reception
+        while reception.missing:
+            reception.feed(await connection.read(reception.missing))
+        reception.close()
 
-    asking = asyncio.ensure_future(connection.get(b"GET", judge))
+    asking = asyncio.ensure_future(pull())
     await asyncio.sleep(0)
     left = memoryview(reply)
-    while left and not wire.closed and not asking.done():
-        buffer = connection.get_buffer(-1)
-        assert 0 < len(buffer) <= max(LARGEST_HEAD, layout.size)
-        size = min(len(buffer), len(left), cut())
-        buffer[:size] = left[:size]
+    while left and not asking.done():
+        size = cut()
+        reader.feed_data(left[:size])
         left = left[size:]
-        connection.buffer_updated(size)
         await asyncio.sleep(0)
-    if not asking.done():
-        connection.connection_lost(None)
+    reader.feed_eof()
     try:
         await asking
     except (Malformed, OSError):
         return False
+    finally:
+        connection.abort()
+        protocol.connection_lost(None)
     return True
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rpel.peer.core.wire import Layout
-from rpel.peer.net.http import LARGEST_HEAD, Connection
 from rpel.types import Models
 from support.loopback import SMALL, Loopback, Script, head, hostile, loopback, model
 from support.waiting import brief
@@ -104,30 +103,14 @@ REPLIES: dict[str, tuple[Script, str]] = {
 }
 
 
-def got(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes of replies have been taken from the connections, piece by piece."""
-    pieces: list[int] = []
-    original = Connection.buffer_updated
-
-    def counted(self: Connection, nbytes: int) -> None:
-        pieces.append(nbytes)
-        original(self, nbytes)
-
-    monkeypatch.setattr(Connection, "buffer_updated", counted)
-    return pieces
-
-
 async def ask(net: Loopback, script: Script, within: float) -> tuple[str, Models]:
     async with hostile(net, 1, script):
         return await net.pull(0, 1, ROUND, within)
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_reply_is_exactly_a_model_or_nothing(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str) -> None:
     script, expected = REPLIES[name]
-    pieces = got(monkeypatch)
 
     async def scenario() -> None:
         async with loopback(tmp_path, n=2) as net:
@@ -139,8 +122,6 @@ def test_reply_is_exactly_a_model_or_nothing(
                 assert result == expected
             if result == "ok":
                 np.testing.assert_array_equal(row, RIGHT)
-            if not name.startswith("always"):
-                assert sum(pieces) <= SMALL.size + LARGEST_HEAD
 
     asyncio.run(scenario())
 
@@ -168,9 +149,9 @@ REFUSAL = status("425 Too Early", "Content-Length: 0")
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_endless_reply_is_cut_off(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_reply_is_cut_off(tmp_path: Path, name: str) -> None:
     """A server that would send for ever: it is stopped by the closed connection, not by its own end."""
-    pieces, sent = got(monkeypatch), 0
+    sent = 0
     piece = REFUSAL * 1000 if name == "refusals" else bytes(64 << 10)
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -189,14 +170,13 @@ def test_endless_reply_is_cut_off(tmp_path: Path, name: str, monkeypatch: pytest
             if result == "ok":
                 np.testing.assert_array_equal(row, RIGHT)
             attempts = 20 * within if name == "refusals" else 1
-            assert sum(pieces) <= attempts * (SMALL.size + LARGEST_HEAD)
             assert sent < attempts * (16 << 20)  # what the kernel's buffers took
 
     asyncio.run(scenario())
 
 
-def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces, came, gone = got(monkeypatch), asyncio.Event(), asyncio.Event()
+def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path) -> None:
+    came, gone = asyncio.Event(), asyncio.Event()
 
     async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await sends(head(SMALL, ROUND), BODY)(reader, writer)
@@ -212,7 +192,6 @@ def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path, monkeypatch
             assert (await net.pull(0, 1, ROUND))[0] == "ok"
             came.set()
             await gone.wait()
-            assert sum(pieces) <= SMALL.size + 2 * LARGEST_HEAD
             assert (await net.pull(0, 1, ROUND))[0] == "ok"
 
     asyncio.run(scenario())

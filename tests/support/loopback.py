@@ -19,7 +19,7 @@ from rpel.peer.core.serve_policy import ServePolicy
 from rpel.peer.core.wire import Layout
 from rpel.peer.net import tls
 from rpel.peer.net.client import Answer, Client
-from rpel.peer.net.intake import Intake
+from rpel.peer.net.intake import Turns
 from rpel.peer.net.limits import Limits
 from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot
@@ -184,10 +184,9 @@ class Ends:
         round: int,
         row: Models,
         deadline: float,
-        intake: Intake | None = None,
-        turn: int = 0,
+        turns: Turns | None = None,
     ) -> Answer:
-        return await self.client.member(self.now, member).fetch(round, row, deadline, intake, turn)
+        return await self.client.member(self.now, member).fetch(round, row, deadline, turns)
 
     async def clocks(self, within: float = 3.0) -> list[float]:
         return list((await self.client.clocks(self.now, asyncio.get_running_loop().time() + within)).values())

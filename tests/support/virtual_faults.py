@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from rpel.learning import NesterovOuter
 from support.virtual_network import BEHAVIOURS, PERIOD, Peer, VirtualNetwork, wavering
@@ -15,13 +17,15 @@ def crash(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     net.at(begin, lambda: peer.crash(down))
 
 
-def crash_at_a_want(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+def crash_at_an_effect(net: VirtualNetwork, peer: Peer, begin: float) -> None:
     peer.crash_at = (net.coins.choice(CRASH_POINTS), net.times.round(begin))
 
 
 def crash_everybody(net: VirtualNetwork, peer: Peer, begin: float) -> None:
+    """A power cut: all are back at about the same time."""
+    down = net.coins.uniform(0.1, 4) * PERIOD
     for one in net.peers:
-        crash(net, one, begin)
+        net.at(begin, partial(one.crash, down + net.coins.uniform(0, 0.5) * PERIOD))
 
 
 def pause(net: VirtualNetwork, peer: Peer, begin: float) -> None:
@@ -100,8 +104,8 @@ def set_back(net: VirtualNetwork, peer: Peer, begin: float) -> None:
 
 
 def rotated(net: VirtualNetwork, peer: Peer, begin: float) -> None:
-    """It has a new key from the next round on."""
-    net.rotations.append((net.times.round(begin) + 1, peer.number))
+    """It, or a hostile member, has a new key from the next round on."""
+    net.rotations.append((net.times.round(begin) + 1, net.coins.choice([peer.number, *net.hostile])))
 
 
 def left(net: VirtualNetwork, peer: Peer, begin: float) -> None:
@@ -142,7 +146,7 @@ class Fault(Enum):
     """What can go wrong; the value does it to a peer from a position on."""
 
     CRASH = (crash,)
-    CRASH_AT_A_WANT = (crash_at_a_want,)
+    CRASH_AT_AN_EFFECT = (crash_at_an_effect,)
     CRASH_EVERYBODY = (crash_everybody,)
     PAUSE = (pause,)
     PARTITION = (partition,)
@@ -177,18 +181,49 @@ def repaced(net: VirtualNetwork, seed: int) -> None:
         )
 
 
-def scheduled(seed: int, rounds: int = 5) -> VirtualNetwork:
+@dataclass(frozen=True)
+class Strike:
+    """One fault of a schedule: what strikes whom from when on."""
+
+    fault: Fault
+    peer: int
+    begin: float
+
+
+def schedule(seed: int, end: float, peers: int, most: int) -> list[Strike]:
+    """One to so many faults; some classes of faults are off in each schedule, so that the others come
+    together."""
+    coins = random.Random(f"schedule {seed}")
+    on = [fault for fault in Fault if coins.random() < 0.5] or list(Fault)
+    count = coins.randint(1, most)
+    return [Strike(coins.choice(on), coins.randrange(peers), coins.uniform(0, end)) for _ in range(count)]
+
+
+def struck(net: VirtualNetwork, seed: int, strikes: list[Strike]) -> VirtualNetwork:
+    """A network with these faults, an outer step in every third and hostile peers drawn from the seed."""
+    repaced(net, seed)
+    net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
+    net.linger = net.coins.choice([0.0, 2.0])
+    for number in net.hostile:
+        net.hostile[number] = net.coins.choice([*BEHAVIOURS, wavering])
+    for strike in strikes:
+        strike.fault.strike(net, net.peers[strike.peer], strike.begin)
+    return net
+
+
+def scheduled(seed: int, rounds: int = 5, strikes: list[Strike] | None = None) -> VirtualNetwork:
     """A net of twelve with one to five faults and two hostile peers, all drawn from the seed; not run yet."""
     net = VirtualNetwork(seed, rounds=rounds)
-    repaced(net, seed)
-    coins = net.coins
-    net.outer = NesterovOuter() if seed % 3 == 0 else None  # then the local steps are Adam's
-    for number in net.hostile:
-        net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
-    for _ in range(coins.randint(1, 5)):
-        fault = coins.choice(list(Fault))
-        fault.strike(net, coins.choice(net.peers), coins.uniform(0, net.times.start(rounds)))
-    return net
+    drawn = schedule(seed, rounds * PERIOD, len(net.peers), 5) if strikes is None else strikes
+    return struck(net, seed, drawn)
+
+
+def shrunk(strikes: list[Strike], fails: Callable[[list[Strike]], bool]) -> list[Strike]:
+    """The faults without which it does not fail: each that can be left out is."""
+    for strike in strikes:
+        if fails(fewer := [other for other in strikes if other is not strike]):
+            return shrunk(fewer, fails)
+    return strikes
 
 
 PLANS = (
@@ -209,14 +244,7 @@ def healed(seed: int, faulty: int = 4, after: int = 10) -> tuple[VirtualNetwork,
     n, b, s, b_hat, late = coins.choice(PLANS)
     end = faulty + 2  # what strikes in the last faulty round is over by then
     net = VirtualNetwork(seed, n, b, s, b_hat, rounds=end + after)
-    repaced(net, seed)
-    net.outer = NesterovOuter() if seed % 3 == 0 else None
-    for number in net.hostile:
-        net.hostile[number] = coins.choice([*BEHAVIOURS, wavering])
-    for _ in range(coins.randint(1, 4)):
-        coins.choice(list(Fault)).strike(
-            net, coins.choice(net.peers), coins.uniform(0, net.times.start(faulty))
-        )
+    struck(net, seed, schedule(seed, faulty * PERIOD, len(net.peers), 4))
     net.at(net.times.start(end + 1), lambda: net.heal(down=late))
     net.run()
     return net, net.stuck(end, after)

@@ -40,6 +40,13 @@ from rpel.types import Models, Outcome, PullResult
 PERIOD, SHARE = 10.0, 0.6
 DEADLINE = SHARE * PERIOD
 D = 3
+STATES = {
+    "frozen and came back": 59,
+    "two memberships in one round": 26,
+    "caught up at the end": 0,
+    "everybody down": 13,
+}
+"""What schedules must come to, or they prove nothing about it, each with a seed that does."""
 Reply = Callable[..., None]
 """(status code, model, clock position, seconds that the request waited): what a server sends back."""
 Behaviour = Callable[["VirtualNetwork", int, int], tuple[float, Models | None] | None]
@@ -351,6 +358,8 @@ class Peer:
         return np.asarray(x - 0.1 * mean / (1 - 0.5**steps) / (np.sqrt(squares / (1 - 0.9**steps)) + 1e-3))
 
     def on_persist(self, effect: protocol.Persist) -> None:
+        if effect.record.stale:
+            self.net.reached.add("everybody down")
         half = effect.record.half
         if half is not None and self.net.outer is not None:
             self.net.outer_recorded(self, effect.record)
@@ -471,6 +480,7 @@ class Peer:
             self.later(0.0, self.serve, puller, t, reply)
             return
         if puller.roster != self.roster:
+            self.net.reached.add("two memberships in one round")
             reply(OTHER_MEMBERSHIP, None, 0.0, 0.0)
             return
         member, came = puller.number, self.net.now
@@ -541,6 +551,7 @@ class VirtualNetwork:
         self.latency: Callable[[int, int], float] = lambda a, c: self.coins.uniform(0.01, 0.2)
         self.cuts: list[tuple[float, float, Callable[[int, int], bool]]] = []
         self.broken: list[str] = []
+        self.reached: set[str] = set()
         self.linger = 0.0
         self.outer: NesterovOuter | None = None
         self.trace: list[tuple[Any, ...]] = []
@@ -652,7 +663,10 @@ class VirtualNetwork:
     def asked(self, peer: Peer, effect: protocol.Pull) -> None:
         # whoever missed the last round asks for it with a draw of its own
         t = max(peer.disk.records, default=0)
-        t = t if t == self.rounds + 1 == effect.round + 1 else effect.round
+        if t == self.rounds + 1 == effect.round + 1:
+            self.reached.add("caught up at the end")
+        else:
+            t = effect.round
         known = self._draws.setdefault((peer, t), effect.members)
         if (
             known != effect.members
@@ -684,6 +698,8 @@ class VirtualNetwork:
         self.trace.append(
             (self.now, peer.number, report.round, report.outcome, report.received, peer.x.tobytes())
         )
+        if peer.reports and peer.reports[-1].frozen and report.outcome is not Outcome.LOCAL_ONLY:
+            self.reached.add("frozen and came back")
         if report.round <= self._durable[peer]:
             self.break_("a round was repeated", peer.number, report.round)
         if report.trim != self.rule.f:
@@ -738,6 +754,8 @@ class VirtualNetwork:
         """Somebody has a proof: it must not be against an honest peer,
         unless a second one lives with its key."""
         number = int(proof.fingerprint.rstrip("'"))
+        if proof.fingerprint not in self.roster(self.times.round(self.now)).keys:
+            self.reached.add("equivocation across a key rotation")
         if number not in self.hostile and number not in self.twins:
             self.break_("an honest peer was excluded", number, proof.round)
 

@@ -15,13 +15,14 @@ from rpel.peer.core.protocol import Pull, Pulled
 from rpel.peer.io.metrics import Metrics
 from rpel.peer.io.proofs import keep
 from rpel.peer.net.client import Answer, Client
-from rpel.peer.net.intake import FIRST, Intake
+from rpel.peer.net.intake import Turns
 from rpel.peer.net.snapshot import Snapshot
 from rpel.text import shortened
 from rpel.types import Models, PullResult
 
 log = logging.getLogger("rpel")
 
+_SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
 _SLACK = 1.0  # seconds after the deadline by when every answer is given up
 
 
@@ -44,7 +45,6 @@ class Pulls:
         self._gossiping: set[asyncio.Task[None]] = set()
         self._silent: list[int] = []
         self._other = ""
-        self._width = FIRST  # bodies that are read at once
         self.digests: dict[int, str] = {}
         """The hashes of the models that were pulled last, by member."""
 
@@ -74,11 +74,12 @@ class Pulls:
         self._client.prune(now)
         exchange, over = Exchange(pull, now.roster, self._witness), asyncio.Event()
         loop, self.digests = asyncio.get_running_loop(), {}
-        intake = Intake(self._client.layout.size, max(seconds, 0.01), self._width)
-        asking = [loop.create_task(intake.watch())]
-        for turn, member in enumerate(exchange.members):
+        deadline, size = loop.time() + seconds, self._client.layout.size
+        turns = Turns(exchange.members, pull.needed + 1, size, deadline, loop.time) if size > _SMALL else None
+        asking = []
+        for member in exchange.members:
             row = table[pull.members.index(member) + 1]
-            work = self._ask(now, member, row, loop.time() + seconds, exchange, over, intake, turn)
+            work = self._ask(now, member, row, deadline, exchange, over, turns)
             asking.append(loop.create_task(work))
         if exchange.over:
             over.set()
@@ -90,7 +91,6 @@ class Pulls:
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-        self._width = max(intake.width, 1)
         self._compare(now)
         return exchange.pulled(table)
 
@@ -102,8 +102,7 @@ class Pulls:
         deadline: float,
         exchange: Exchange,
         over: asyncio.Event,
-        intake: Intake,
-        turn: int,
+        turns: Turns | None,
     ) -> None:
         """One member, until it has answered or will not; what it tells of the round before comes after."""
         began, asked = time.monotonic(), self._client.member(now, member)
@@ -115,7 +114,7 @@ class Pulls:
             return more
 
         try:
-            answer = await asked.fetch(exchange.pull.round, row, deadline, intake, turn, again)
+            answer = await asked.fetch(exchange.pull.round, row, deadline, turns, again)
         except Exception as error:  # a member must not end this peer
             log.exception("round %d: asking %s failed", exchange.pull.round, now.names[member])
             answer = Answer(PullResult.MALFORMED, reason=repr(error))

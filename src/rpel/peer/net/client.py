@@ -2,22 +2,24 @@
 until they answer or the deadline comes.
 
 Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is
-accepted only if it is a model of this network in the round wanted, and goes straight into the row that waits
-for it (see :mod:`rpel.peer.net.http`); once a body has begun it is not asked for again;
-one absolute deadline ends everything.
+accepted only if it is a model of this network in the round wanted, and is read piece by piece into the row
+that waits for it; once a body has begun it is not asked for again; a connection on which a byte comes that
+nobody asked for is closed; one absolute deadline ends everything.
 """
 
 import asyncio
 import base64
 import errno
+import json
 import math
 import re
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rpel.peer.core.clock import ahead, offset
 from rpel.peer.core.evidence import Signed
@@ -26,35 +28,33 @@ from rpel.peer.core.wire import Layout, Malformed, Reception
 from rpel.peer.net.http import (
     CLOCK,
     INIT,
+    LARGEST_HEAD,
+    LARGEST_TEXT,
     MODEL,
     REACH,
     SEEN,
     STATUS,
-    Connection,
     Head,
-    Refused,
-    Sink,
     Socket,
-    Text,
     all_closed,
+    parse_head,
 )
-from rpel.peer.net.intake import Intake, Place
+from rpel.peer.net.intake import Turns
 from rpel.peer.net.resolver import Resolver, connect
 from rpel.peer.net.snapshot import Snapshot
 from rpel.peer.net.tls import leaf_fingerprint
 from rpel.types import Models, PullResult
 
 _CONNECT = 5.0
+_PIECE = 256 << 10  # bytes of a body read at once
 # what TLS takes for a host's name
 _NAME = re.compile(r"(?=[^.]*[A-Za-z])[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*")
 _VERSION = re.compile("[0-9A-Za-z.+-]{1,20}")
 _LOOKUPS = 4  # names looked up at once, beside those of b members that may never resolve
 _KEPT = 60.0  # seconds that a connection waits for its next request: routers forget older ones, silently
-_SMALL = 256 << 10  # bytes of a body that connections hold anyway, whether it is read or not
-
-Judge = Callable[[Head, float, Connection], Sink]
-"""(head of a reply, own position when the request was sent, connection) → where its body goes;
-raises if nowhere."""
+T = TypeVar("T")
+Receive = Callable[["Connection", Head, float], Awaitable[T]]
+"""(connection, head of a reply, own position when the request was sent) → what the body comes to."""
 
 
 @dataclass(frozen=True)
@@ -77,29 +77,59 @@ class Answer:
     version: str = ""
 
 
-class _Metered:
-    """A body whose bytes are counted."""
+class Connection:
+    """A connection to a member, for one request at a time."""
 
-    def __init__(self, sink: Reception, intake: Intake, place: Place) -> None:
-        self._sink, self._intake, self._place = sink, intake, place
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._watching: asyncio.Task[None] | None = None
 
     @property
-    def missing(self) -> int:
-        return self._sink.missing
+    def usable(self) -> bool:
+        return not (self._writer.is_closing() or self._reader.at_eof())
 
-    def feed(self, data: memoryview) -> None:
-        self._intake.took(self._place, len(data))
-        self._sink.feed(data)
+    @property
+    def certificate(self) -> str:
+        """The fingerprint of what the other end has shown."""
+        return leaf_fingerprint(self._writer.get_extra_info("ssl_object"))
 
-    def space(self) -> memoryview:
-        return self._sink.space()
+    async def ask(self, request: bytes) -> Head:
+        """Send a request; returns the head of the reply."""
+        self._writer.write(request)
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise Malformed(f"more than {LARGEST_HEAD} bytes of headers") from None
+        except asyncio.IncompleteReadError:
+            raise ConnectionResetError("the connection was closed") from None
+        return parse_head(head[:-4])
 
-    def took(self, count: int) -> None:
-        self._intake.took(self._place, count)
-        self._sink.took(count)
+    async def read(self, most: int) -> bytes:
+        """The next bytes of a body, one at least."""
+        data = await self._reader.read(most)
+        if not data:
+            raise Malformed(f"the reply was cut off {most} bytes before its end")
+        return data
 
-    def close(self) -> None:
-        self._sink.close()
+    def wait(self) -> None:
+        """Nothing is asked for now: what comes all the same closes this connection."""
+
+        async def watch() -> None:
+            with suppress(OSError):
+                await self._reader.read(1)
+            self.abort()
+
+        self._watching = asyncio.get_running_loop().create_task(watch())
+
+    async def resume(self) -> None:
+        """It is used again."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+
+    def abort(self) -> None:
+        """Close at once, without a goodbye."""
+        self._writer.transport.abort()
 
 
 class Client:
@@ -109,7 +139,6 @@ class Client:
         self.layout, self.position = layout, position
         self._resolver = Resolver()
         self._idle: dict[Line, list[tuple[float, Connection]]] = {}
-        self._open: set[Connection] = set()
         self._sockets: set[Socket] = set()
         self._closed = False
         self.signed = True  # only tests of the wire alone take a half-step without a signature
@@ -139,12 +168,12 @@ class Client:
     @property
     def connections(self) -> int:
         """How many are open, in use or waiting for their next request."""
-        return len(self._open)
+        return len(self._sockets)
 
     async def close(self) -> None:
-        """Close all connections, and wait until they are."""
+        """Close all connections, and wait until they are, but not for ever."""
         self._closed = True
-        for connection in list(self._open):
+        for connection in [one for waiting in self._idle.values() for _, one in waiting]:
             connection.abort()
         await all_closed(self._sockets)
 
@@ -162,6 +191,7 @@ class Client:
         if lasting and connection.usable and not self._closed:
             until = asyncio.get_running_loop().time() + _KEPT
             self._idle.setdefault(line, []).append((until, connection))
+            connection.wait()
         else:
             connection.abort()
 
@@ -170,6 +200,7 @@ class Client:
         waiting, entry = self._idle.get(_line(now, member), []), now.membership.members[member]
         while waiting:
             until, connection = waiting.pop()
+            await connection.resume()
             if (
                 entry.expires > time.time()
                 and connection.usable
@@ -182,30 +213,30 @@ class Client:
     async def _connected(self, now: Snapshot, member: int) -> Connection:
         """A new one, with the host's name in the ClientHello, by which a forwarder can tell members apart;
         identity is the pin."""
-        entry = now.membership.members[member]
+        entry, context = now.membership.members[member], now.client_context
         host, _, port = entry.url.removeprefix("https://").rpartition(":")
-        connection = Connection()
-        context = now.client_context(member)  # it may fail, and nothing is open yet
-        try:
-            async with asyncio.timeout(_CONNECT):
-                most, private = now.membership.byzantine + _LOOKUPS, now.membership.allow_private
-                addresses = await self._resolver.addresses(host.strip("[]"), most, private)
-                reached = await connect(addresses, int(port), self._sockets)
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
+        async with asyncio.timeout(_CONNECT):
+            most, private = now.membership.byzantine + _LOOKUPS, now.membership.allow_private
+            addresses = await self._resolver.addresses(host.strip("[]"), most, private)
+            reached = await connect(addresses, int(port), self._sockets)
+            try:
+                reader, writer = await asyncio.open_connection(
                     sock=reached,
+                    limit=LARGEST_HEAD,
                     ssl=context,
                     server_hostname=host if _NAME.fullmatch(host) else "",
                     ssl_handshake_timeout=_CONNECT,
                     ssl_shutdown_timeout=1.0,
                 )
-        except BaseException:
-            connection.abort()  # cancelled just after the handshake, it would wait for a goodbye
-            raise
-        self._open.add(connection)
-        connection.ended.add_done_callback(lambda _: self._open.discard(connection))
-        if leaf_fingerprint(transport.get_extra_info("ssl_object")) != entry.fingerprint:
-            transport.abort()
+            except BaseException as error:
+                with suppress(OSError):  # asyncio closes it, and is not to wait for a goodbye
+                    reached.shutdown(socket.SHUT_RDWR)
+                if isinstance(error, ValueError) and not isinstance(error, OSError):
+                    reached.close()  # asyncio has never had it
+                raise
+        connection = Connection(reader, writer)
+        if connection.certificate != entry.fingerprint:
+            connection.abort()
             raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: its certificate is another")
         return connection
 
@@ -227,60 +258,50 @@ def _line(now: Snapshot, member: int) -> Line:
     return str(now.certificate), now.own.fingerprint, entry.fingerprint, entry.url
 
 
-@dataclass
+@dataclass(frozen=True)
 class RemoteMember:
     """One member, asked under the membership that the request carries."""
 
     client: Client
     now: Snapshot
     number: int
-    _sent: float = 0.0
 
     async def fetch(
         self,
         round: int,
         into: Models,
         deadline: float,
-        intake: Intake | None = None,
-        turn: int = 0,
+        turns: Turns | None = None,
         again: Callable[[int], bool] = lambda status: refusal(status)[1],
     ) -> Answer:
         """Its half-step of a round into a row (d,), by a deadline (loop's time).
 
-        Round 0 is the common initial model. The row holds the model only if the result is ok. ``intake``
-        decides when the body is read; ``turn`` is the member's number in the draw. ``again``: whether to ask
-        again after a status.
+        Round 0 is the common initial model. The row holds the model only if the result is ok. ``turns`` may
+        hold the body back; ``again``: whether to ask again after a status.
         """
-        layout, place = self.client.layout if round else self.client.layout.exact, Place(turn)
+        layout = self.client.layout if round else self.client.layout.exact
         hashed = round > 0 and self.client.signed
-        replies: list[tuple[Reception, Head, float | None]] = []
-        if layout.size <= _SMALL:
-            intake = None
 
-        def judge(head: Head, sent: float, connection: Connection) -> Sink:
+        async def receive(connection: Connection, head: Head, sent: float) -> Answer:
             reception = Reception(layout, into, round, hashed)
             reception.head(head.status, head.headers)
-            replies[:] = [(reception, head, _offset(head.headers, sent, self.client.position()))]
-            if intake is None:
-                return reception
-            intake.begin(place, connection)
-            return _Metered(reception, intake, place)
+            offset = _offset(head.headers, sent, self.client.position())
+            while reception.missing:
+                if turns is not None:
+                    await turns.turn(self.number, layout.size - reception.missing)
+                reception.feed(await connection.read(min(reception.missing, _PIECE)))
+            reception.close()
+            signed = self._signed(reception, head, round) if hashed else None
+            if hashed and signed is None:
+                raise Malformed("it is not signed by that member")
+            version = version_of(head.headers.get("rpel-version"))
+            return Answer(PullResult.OK, offset, received=layout.size, signed=signed, version=version)
 
         try:
-            answer = await self._ask(f"{MODEL}{round}" if round else INIT, judge, deadline, again)
+            return await self._ask(f"{MODEL}{round}" if round else INIT, receive, deadline, again)
         finally:
-            if intake is not None:
-                intake.end(place)
-        if answer.result is not PullResult.OK:
-            return answer
-        reception, head, offset = replies[0]
-        signed = self._signed(reception, head, round) if hashed else None
-        if hashed and signed is None:
-            return Answer(PullResult.MALFORMED, reason="it is not signed by that member")
-        return Answer(
-            PullResult.OK, offset=offset, received=layout.size, signed=signed,
-            version=version_of(head.headers.get("rpel-version")),
-        )  # fmt: skip
+            if turns is not None:
+                turns.end(self.number)
 
     async def seen(self, round: int, deadline: float) -> dict[str, Any] | Answer:
         """What it saw signed in a round; an Answer if it does not say."""
@@ -296,77 +317,70 @@ class RemoteMember:
 
     async def clock(self, deadline: float) -> float | None:
         """How far its clock is ahead of this peer's; None if it does not say."""
-        reply = await self._text(CLOCK, deadline)
-        if isinstance(reply, Answer) or (position := _number(reply.get("position"))) is None:
-            return None
-        return offset(position, self._sent, self.client.position())
+
+        async def receive(connection: Connection, head: Head, sent: float) -> float | None:
+            position = _number((await _json(connection, head, sent)).get("position"))
+            return None if position is None else offset(position, sent, self.client.position())
+
+        ahead = await self._ask(CLOCK, receive, deadline)
+        return None if isinstance(ahead, Answer) else ahead
 
     # --- parts ----------------------------------------------------------------------------------------------
-
-    async def _text(self, path: str, deadline: float) -> dict[str, Any] | Answer:
-        texts: list[Text] = []
-
-        def judge(head: Head, sent: float, connection: Connection) -> Sink:
-            texts[:] = [Text(head)]
-            return texts[0]
-
-        answer = await self._ask(path, judge, deadline)
-        if answer.result is not PullResult.OK:
-            return answer
-        try:
-            return texts[0].content()
-        except Malformed as error:
-            return Answer(PullResult.MALFORMED, reason=str(error))
 
     async def _ask(
         self,
         path: str,
-        judge: Judge,
+        receive: Receive[T],
         deadline: float,
         again: Callable[[int], bool] = lambda status: refusal(status)[1],
-    ) -> Answer:
+    ) -> T | Answer:
         """Ask again and again, ever more slowly, while there is hope before the deadline."""
-        client, entry = self.client, self.now.membership.members[self.number]
+        client, pin = self.client, self.now.membership.members[self.number].fingerprint
         last = Answer(PullResult.UNREACHABLE, reason="no connection before the deadline")
         pause, longest = PAUSES
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while True:
                     try:
                         connection = await client.connection(self.now, self.number)
                         last = Answer(PullResult.LATE, reason="no answer before the deadline")
-                        lasting = True
-                        try:
-                            self._sent = sent = client.position()
-                            head = await connection.get(
-                                self.request(path), partial(_judged, judge, sent, connection)
-                            )
-                            lasting = head.lasting
-                        finally:
-                            client.give_back(_line(self.now, self.number), connection, lasting)
-                        client.differing.pop(entry.fingerprint, None)
-                        return Answer(PullResult.OK)
+                        answer = await self._one(connection, path, receive)
+                        if not isinstance(answer, Head):
+                            client.differing.pop(pin, None)
+                            return answer
+                        last = _refusal(answer)
+                        if last.membership:
+                            client.differing[pin] = last.membership
+                        if not again(answer.status):
+                            return last
                     except Malformed as error:
                         return Answer(PullResult.MALFORMED, reason=str(error))
-                    except Refused as error:
-                        last = _refusal(error.head)
-                        if last.membership:
-                            client.differing[entry.fingerprint] = last.membership
-                        if not again(error.head.status):
-                            return last
-                    # ssl.SSLError, TimeoutError, unknown names; ValueError:
-                    # the own certificate has expired meanwhile
+                    # ssl.SSLError, TimeoutError, unknown names; ValueError: the own certificate has expired
                     except (OSError, ValueError) as error:
-                        client.exhausted |= isinstance(error, OSError) and error.errno in (
-                            errno.EMFILE,
-                            errno.ENFILE,
-                        )
+                        full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+                        client.exhausted |= full
                         last = Answer(PullResult.UNREACHABLE, reason=str(error) or type(error).__name__)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, longest)
-        except TimeoutError:
-            pass
         return last
+
+    async def _one(self, connection: Connection, path: str, receive: Receive[T]) -> T | Head:
+        """One request and its reply; the head of a refusal. The connection is kept if nothing is left on
+        it."""
+        lasting, sent = False, self.client.position()
+        try:
+            head = await connection.ask(self.request(path))
+            if head.status != 200:
+                lasting = head.lasting and head.headers.get("content-length") == "0"
+                return head
+            answer = await receive(connection, head, sent)
+            lasting = head.lasting
+            return answer
+        finally:
+            self.client.give_back(_line(self.now, self.number), connection, lasting)
+
+    async def _text(self, path: str, deadline: float) -> dict[str, Any] | Answer:
+        return await self._ask(path, _json, deadline)
 
     def request(self, path: str) -> bytes:
         """The bytes that ask for a path."""
@@ -384,10 +398,21 @@ class RemoteMember:
         return Signed(reception.digest, signature) if valid else None
 
 
-def _judged(judge: Judge, sent: float, connection: Connection, head: Head) -> Sink:
-    if head.status != 200:
-        raise Refused(head)
-    return judge(head, sent, connection)
+async def _json(connection: Connection, head: Head, sent: float) -> dict[str, Any]:
+    """The JSON object that a small body holds."""
+    length = head.headers.get("content-length", "")
+    if not re.fullmatch("[0-9]{1,5}", length) or int(length) > LARGEST_TEXT:
+        raise Malformed(f"a text of {length[:20] or 'unknown'} bytes")
+    if "transfer-encoding" in head.headers or "content-encoding" in head.headers:
+        raise Malformed("a text that is encoded")
+    text = b""
+    while len(text) < int(length):
+        text += await connection.read(int(length) - len(text))
+    with suppress(ValueError, RecursionError):
+        content = json.loads(text)
+        if isinstance(content, dict):
+            return content
+    raise Malformed("not a JSON object")
 
 
 def _refusal(head: Head) -> Answer:

@@ -19,11 +19,10 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import cast
 
 import h11
 
@@ -56,32 +55,6 @@ class Head:
     @property
     def lasting(self) -> bool:
         return "connection" not in self.headers
-
-
-class Sink(Protocol):
-    """Where a body goes."""
-
-    @property
-    def missing(self) -> int: ...
-
-    def feed(self, data: memoryview) -> None:
-        """The next bytes; Malformed if there are too many."""
-
-    def space(self) -> memoryview:
-        """Where the next bytes belong, as many as may come; empty when none are missing."""
-
-    def took(self, count: int) -> None:
-        """So many bytes have come there."""
-
-    def close(self) -> None: ...
-
-
-class Refused(Exception):  # noqa: N818 (an answer, not an error of ours)
-    """A member answered with another status than 200."""
-
-    def __init__(self, head: Head) -> None:
-        super().__init__(f"status {head.status}")
-        self.head = head
 
 
 def parse_head(data: bytes) -> Head:
@@ -303,152 +276,3 @@ class Line(asyncio.StreamReaderProtocol):
             return request.lasting and not (reply is not None and reply.closing)
         finally:
             self.busy = False
-
-
-class Text:
-    """A small body kept as it is."""
-
-    def __init__(self, head: Head) -> None:
-        length = head.headers.get("content-length", "")
-        if not re.fullmatch("[0-9]{1,5}", length) or int(length) > LARGEST_TEXT:
-            raise Malformed(f"a text of {length[:20] or 'unknown'} bytes")
-        if "transfer-encoding" in head.headers or "content-encoding" in head.headers:
-            raise Malformed("a text that is encoded")
-        self.data, self.missing = bytearray(int(length)), int(length)
-
-    def feed(self, data: memoryview) -> None:
-        if len(data) > self.missing:
-            raise Malformed("more than was announced")
-        self.space()[: len(data)] = data
-        self.took(len(data))
-
-    def space(self) -> memoryview:
-        return memoryview(self.data)[len(self.data) - self.missing :]
-
-    def took(self, count: int) -> None:
-        self.missing -= count
-
-    def close(self) -> None:
-        pass
-
-    def content(self) -> dict[str, Any]:
-        """The JSON object that came."""
-        with suppress(ValueError, RecursionError):
-            content = json.loads(self.data)
-            if isinstance(content, dict):
-                return content
-        raise Malformed("not a JSON object")
-
-
-class Connection(asyncio.BufferedProtocol):
-    """One request at a time; bytes that nobody waits for close it."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._scratch = memoryview(bytearray(LARGEST_HEAD))
-        self._head = bytearray()
-        self._judge: Callable[[Head], Sink] | None = None
-        self._sink: Sink | None = None
-        self._done: asyncio.Future[Head] | None = None
-        self._found: Head | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    async def get(self, request: bytes, judge: Callable[[Head], Sink]) -> Head:
-        """Send a request; ``judge`` sees the head and says where the body goes,
-        or raises what is wrong with it."""
-        if self._transport is None:
-            raise ConnectionResetError("the connection is closed")
-        self._done = asyncio.get_running_loop().create_future()
-        self._judge, self._sink, self._found = judge, None, None
-        self._head.clear()
-        try:
-            self._transport.write(request)
-            return await self._done
-        except BaseException as error:
-            if not (
-                isinstance(error, Refused)
-                and error.head.lasting
-                and error.head.headers.get("content-length") == "0"
-            ):
-                self.abort()
-            raise
-        finally:
-            self._done = self._judge = self._sink = None
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def hold(self) -> None:
-        """Read no more of the body for now: its sender waits."""
-        if self.usable and self._transport is not None:
-            self._transport.pause_reading()
-
-    def release(self) -> None:
-        """Read on."""
-        if self.usable and self._transport is not None:
-            self._transport.resume_reading()
-
-    # --- called by the event loop ---------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if not self.ended.done():
-            self.ended.set_result(None)
-        if self._sink is not None:
-            self._end(Malformed(f"the reply was cut off {self._sink.missing} bytes before its end"))
-        else:
-            self._end(ConnectionResetError("the connection was closed"))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._sink is None:
-            return self._scratch[: LARGEST_HEAD - len(self._head)]
-        return self._sink.space() or self._scratch[:1]  # an empty one would mean the end of the connection
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._done is None or self._done.done():
-            self.abort()
-            return
-        try:
-            if self._sink is None:
-                self._take_head(self._scratch[:nbytes])
-            else:
-                self._sink.took(nbytes)
-            if self._sink is not None and self._sink.missing == 0:
-                self._sink.close()
-                self._end(None)
-        except (Malformed, Refused) as error:
-            self._end(error)
-
-    def _take_head(self, data: memoryview) -> None:
-        """Bytes of the head; what follows it is the body's beginning."""
-        assert self._judge is not None
-        self._head += data
-        end = self._head.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._head) >= LARGEST_HEAD:
-                raise Malformed(f"more than {LARGEST_HEAD} bytes of headers")
-            return
-        self._found = parse_head(bytes(self._head[:end]))
-        self._sink = self._judge(self._found)
-        rest = memoryview(bytes(self._head[end + 4 :]))
-        self._head.clear()
-        if rest:
-            self._sink.feed(rest)
-
-    def _end(self, error: Exception | None) -> None:
-        if self._done is None or self._done.done():
-            return
-        if error is not None:
-            self._done.set_exception(error)
-        else:
-            assert self._found is not None
-            self._done.set_result(self._found)

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import chain, zip_longest
 from typing import Any
+
+from aiohappyeyeballs import start_connection
 
 from rpel.peer.config.membership import is_public
 from rpel.peer.net.http import Socket
@@ -51,7 +52,7 @@ class Resolver:
             return _allowed(host, [ip_address(host)], private)
         self._most = most
         future = self._under_way.get(host) or self._begin(host)
-        return _allowed(host, _alternating(await asyncio.shield(future)), private)
+        return _allowed(host, await asyncio.shield(future), private)
 
     def _begin(self, host: str) -> asyncio.Future[list[Address]]:
         future = self._under_way[host] = asyncio.get_running_loop().create_future()
@@ -102,70 +103,25 @@ def _allowed(host: str, addresses: list[Address], private: bool) -> list[Address
     return usable
 
 
-def _alternating(addresses: Sequence[Address]) -> list[Address]:
-    """Both families in turn, beginning with that of the first: one may be broken as a whole."""
-    one = [address for address in addresses if address.version == addresses[0].version]
-    other = [address for address in addresses if address.version != addresses[0].version]
-    return [address for address in chain.from_iterable(zip_longest(one, other)) if address is not None]
-
-
 def _looked_at(future: asyncio.Future[Any]) -> None:
     """A failed look-up that nobody waits for any more is no error of the program."""
     if not future.cancelled():
         future.exception()
 
 
-# --- connections --------------------------------------------------------------------------------------------
-
-
-async def connect(
-    addresses: Sequence[Address], port: int, kept: set[Socket], apart: float = _APART
-) -> Socket:
-    """A socket connected to the first of the addresses that answers;
-    whoever is cancelled leaves none open."""
-    if len(addresses) == 1:  # as a literal is: no race
-        return await _reached(addresses[0], port, kept)
-    attempts: set[asyncio.Task[Socket]] = set()
-    failed: list[OSError] = []
-    try:
-        for address in addresses:
-            attempts.add(asyncio.ensure_future(_reached(address, port, kept)))
-            if (reached := await _first(attempts, failed, apart)) is not None:
-                return reached
-        while attempts:
-            if (reached := await _first(attempts, failed, None)) is not None:
-                return reached
-        raise failed[0] if failed else OSError("there is no address")
-    finally:
-        for task in attempts:
-            task.cancel()
-        for attempt in await asyncio.gather(*attempts, return_exceptions=True):
-            if isinstance(attempt, Socket):  # two answered in the same moment
-                attempt.close()
-
-
-async def _first(
-    attempts: "set[asyncio.Task[Socket]]", failed: list[OSError], seconds: float | None
-) -> Socket | None:
-    """Of the attempts under way, one that is connected, taken out; None if none is so far."""
-    done, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        attempts.discard(task)
-        error = task.exception()
-        if error is None:
-            return task.result()
-        failed.append(error if isinstance(error, OSError) else OSError(str(error)))
-    return None
-
-
-async def _reached(address: Address, port: int, kept: set[Socket]) -> Socket:
-    """A socket connected to this address; whoever is cancelled leaves none open."""
-    reached = Socket(
-        socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM, kept=kept
+async def connect(addresses: Sequence[Address], port: int, kept: set[Socket]) -> socket.socket:
+    """A socket connected to the first of the addresses that answers; whoever is cancelled leaves none
+    open."""
+    infos = [
+        (
+            socket.AF_INET if address.version == 4 else socket.AF_INET6,
+            socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (str(address), port),
+        )
+        for address in addresses
+    ]  # fmt: skip
+    return await start_connection(
+        infos,
+        happy_eyeballs_delay=_APART,
+        interleave=1,
+        socket_factory=lambda info: Socket(*info[:3], kept=kept),
     )
-    try:
-        await asyncio.get_running_loop().sock_connect(reached, (str(address), port))
-    except BaseException:
-        reached.close()
-        raise
-    return reached

@@ -9,7 +9,7 @@ name or key of one membership is read by another.
 import secrets
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +33,6 @@ class Snapshot:
     me: int
     certificate: Path
     key: KeyFile
-    _contexts: dict[int, ssl.SSLContext] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def own(self) -> Member:
@@ -83,12 +82,11 @@ class Snapshot:
         members = (member.certificate for member in self.membership.members)
         return server_context(self.certificate, self.key, members)
 
-    def client_context(self, member: int) -> ssl.SSLContext:
-        """TLS of the asking end: that member only."""
-        if member not in self._contexts:
-            certificate = self.membership.members[member].certificate
-            self._contexts[member] = client_context(self.certificate, self.key, certificate)
-        return self._contexts[member]
+    @cached_property
+    def client_context(self) -> ssl.SSLContext:
+        """TLS of the asking end; the pin decides which member it is."""
+        members = (member.certificate for member in self.membership.members)
+        return client_context(self.certificate, self.key, *members)
 
 
 def take(config: Config, membership: Membership) -> Snapshot:

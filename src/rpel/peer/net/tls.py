@@ -113,11 +113,11 @@ def server_context(certificate: Path, key: KeyFile, members: Iterable[str]) -> s
     return _strict(context, certificate, key, members)
 
 
-def client_context(certificate: Path, key: KeyFile, member: str) -> ssl.SSLContext:
-    """The asking end, for connections to the one member whose PEM text is given."""
+def client_context(certificate: Path, key: KeyFile, *members: str) -> ssl.SSLContext:
+    """The asking end, for connections to members with these PEM texts; the pin decides which one it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # identity is the pin, never the name
-    return _strict(context, certificate, key, [member])
+    return _strict(context, certificate, key, members)
 
 
 def leaf_fingerprint(connection: ssl.SSLObject | ssl.SSLSocket) -> str:

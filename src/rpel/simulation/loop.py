@@ -274,7 +274,8 @@ class Checkpoints:
             return None
         if str(state.pop("run.hash", "")) != self.about["run.hash"]:
             raise ValueError(
-                f"the checkpoint in {self.folder.path} belongs to another specification or other data"
+                f"the checkpoint in {self.folder.path} belongs to another specification, other data or "
+                "another model"
             )
         if str(state.pop("run.code", "")) != self.about["run.code"]:
             log.warning("the checkpoint was made by other code: the rest may differ")

@@ -96,7 +96,7 @@ def test_foreign_run_is_listed_without_terminal_commands(
     shutil.copytree(next((kept / "finished").iterdir()), tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b\x1b[2J")
     spec = tmp_path / "b\x1b[2J" / "spec.toml"
-    spec.write_text(re.sub("(?m)^attack = .*", lambda _: 'attack = "foe\\u001b[2K\\n"', spec.read_text()))
+    spec.write_text(re.sub("(?m)^model = .*", lambda _: 'model = "foe\\u001b[2K\\n"', spec.read_text()))
     shutil.copytree(tmp_path / "a", tmp_path / "c\x1b[2J")
     (tmp_path / "c\x1b[2J" / "certificate.json").unlink()
     runs, page = [str(path) for path in sorted(tmp_path.iterdir())], str(tmp_path / "page.html")

@@ -77,6 +77,8 @@ class RunFolder:
         """Hold the folder, made if need be, against other processes; ValueError if another one has it."""
         try:
             (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise  # the command line says which part of the path is a file
         except OSError as error:
             reason = str(error.strerror).lower()
             raise ValueError(f"{error.filename} cannot be created ({reason}): choose another --out") from None

@@ -347,7 +347,7 @@ def test_unknown_task_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"lr": 0}, "lr 0 is not valid"),
+        ({"lr": 0}, "peak 0 is impossible"),
         ({"lr": [[10, -1.0]]}, "lr"),
         ({"momentum": 1.0}, "momentum 1 is impossible"),
         ({"partition": "writer"}, "partition 'writer'"),

@@ -1,2 +1,1 @@
-"""What a run leaves behind: its folder, its columns of numbers, its certificate,
-and the record that reads them."""
+"""Read what a run leaves behind: its folder, its columns of numbers and its certificate."""

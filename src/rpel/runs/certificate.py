@@ -1,5 +1,6 @@
-"""The certificate of a run: what it proves about its sampling, what is known of its rule,
-and with what it was made.
+"""Write and read the certificate of a run.
+
+It says what the run proves about its sampling, what is known about its rule, and which software made it.
 
 "The sampling stayed within the plan" and "the rule survives that many" are two statements;
 neither replaces the other.

@@ -1,5 +1,6 @@
-"""The columns of metrics.jsonl, each declared once: what it means, which way is better,
-how it is shown and compared.
+"""Declare each column of metrics.jsonl once.
+
+A declaration says what the column means, which direction is better, and how it is shown and compared.
 
 Whoever computes a number puts it into a row under its column's name; tables, reports, ``rpel compare``,
 TensorBoard and the reference read the rest here. A column that is not declared here, such as one of a user's
@@ -148,9 +149,10 @@ def names(*, role: Role | None = None, when: When | None = None) -> tuple[str, .
 
 
 def measures(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What these last rows of runs are judged by: accuracies where there are classes, then columns of metrics
-    and such that nobody declared, where all have them, then loss and consensus,
-    and epsilon where all are private.
+    """Name the columns by which these last rows of runs are judged.
+
+    First come accuracies where there are classes; then the columns of metrics and undeclared columns that all
+    rows have; then loss and consensus; and epsilon where all runs are private.
 
     >>> rows = [{"accuracy_mean": None, "loss": 1.0, "metric.mae_mean": 0.5},
     ...     {"loss": 2.0, "metric.mae_mean": None}]
@@ -196,8 +198,9 @@ def prefix(measure: str) -> str:
 
 
 def is_evaluated(row: Mapping[str, Any]) -> bool:
-    """Whether models were evaluated in this round; without classes the realised alpha says so,
-    which cannot overflow.
+    """Return whether models were evaluated in this round.
+
+    Without classes the realised alpha decides, because it cannot overflow.
 
     >>> is_evaluated({"accuracy_mean": 0.5}), is_evaluated({"accuracy_mean": None, "metric.mae_mean": None})
     (True, False)

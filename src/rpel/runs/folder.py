@@ -1,5 +1,4 @@
-"""The run folder: what a run leaves on disk,
-so that neither Ctrl-C nor kill -9 nor a full disk can damage it.
+"""Keep what a run leaves on disk in one folder that Ctrl-C, kill -9 or a full disk cannot damage.
 
 Invariants: a file is complete or not there (temporary file, fsync, rename, fsync of the folder), except
 metrics.jsonl, which grows by a line a round and is cut back to the checkpoint on resuming, and its copy for
@@ -63,8 +62,10 @@ def readable(path: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """One run's folder. Writing needs :meth:`locked`; reading does not. tensorboard:
-    rows are copied for it."""
+    """The folder of one run.
+
+    Writing needs :meth:`locked`; reading does not. tensorboard: also copy the rows for TensorBoard.
+    """
 
     def __init__(self, path: Path, tensorboard: bool = False) -> None:
         self.path = path
@@ -123,8 +124,10 @@ class RunFolder:
             np.savez_compressed(file, **named)
 
     def write_tensors(self, name: str, arrays: Arrays) -> None:
-        """A safetensors file, written row by row as it lies in memory:
-        models can be most of what there is."""
+        """Write a safetensors file row by row from memory, without a copy.
+
+        Models can take up most of the memory.
+        """
         kinds = {"f": "F", "i": "I", "u": "U"}
         header, at = {}, 0
         for key, array in arrays.items():
@@ -175,8 +178,10 @@ class RunFolder:
             yield Journal(file)
 
     def copy_events(self) -> None:
-        """Write the copy for TensorBoard, if one is wanted, of a run that is finished;
-        two at once do no harm."""
+        """Write the TensorBoard copy of a finished run, if one is wanted.
+
+        Two processes may do so at once.
+        """
         if self.tensorboard:
             remove_events(self.path / EVENTS)
             self._events(self.metrics()).close()

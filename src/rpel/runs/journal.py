@@ -106,8 +106,10 @@ class Events:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Readers take event files by name, which begins with the second they were made in:
-    no two may share one."""
+    """Make sure that a new event file gets a later name than the existing ones.
+
+    Readers sort event files by name, which begins with the second of creation, so no two may share one.
+    """
     made = (path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*"))
     wait = max((int(second) for second in made if second.isdecimal()), default=0) + 1 - time.time()
     if wait > 1:  # made by a clock that was ahead of ours

@@ -230,8 +230,9 @@ def resume(
     force: bool = False,
     tensorboard: bool = False,
 ) -> Run:
-    """Go on with a run from its last checkpoint, bit by bit as if it had not stopped;
-    a finished one is returned.
+    """Continue a run from its last checkpoint; the result is the same to the last bit.
+
+    A finished run is returned as it is.
 
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
     again; rule, attack, collate, target, optimizer, callbacks and problem, too.

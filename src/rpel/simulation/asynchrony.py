@@ -43,8 +43,9 @@ TICKS = 1_000_000_000
 
 
 def of_round(label: int) -> int:
-    """The round r of a phase's coordinate, r + (k << 32) for the k-th, from 0 on,
-    that a node publishes in round r.
+    """Return the round r of a phase's coordinate.
+
+    The coordinate of the k-th phase (from 0) that a node publishes in round r is r + (k << 32).
 
     >>> of_round(7), of_round(7 + (2 << 32))
     (7, 7)
@@ -90,8 +91,7 @@ def _normal(seed: int, purpose: Purpose, round: int, ids: Integers) -> Floats:
 
 
 class Acting(NamedTuple):
-    """Phases of some nodes, in the order of rows: rows (k,), when each published,
-    and the coordinates of its draws."""
+    """Phases of some nodes in row order: rows (k,), publication times, and coordinates of the draws."""
 
     rows: Integers
     published: Integers
@@ -201,8 +201,10 @@ class Schedule:
         return Acting(*(part[begin:end][order] for part in phases))
 
     def published_by(self, r: int) -> Integers:
-        """(h,) when each row's newest version was published, as of the end of round r; 0:
-        the common initial model."""
+        """Return when each row's newest version was published, (h,), as of the end of round r.
+
+        0 stands for the common initial model.
+        """
         phases = self._phases
         done = phases.published <= (self.edge(r) if r else -1)
         newest = np.zeros(len(self.w), np.int64)
@@ -305,8 +307,10 @@ class AsynchronousRounds:
     # --- local phases ---
 
     def _publish(self, acting: Acting, state: State, keep: bool) -> None:
-        """Lines 3-6 of those whose phase ends in the window; keep: somebody reads in it, so that what they
-        replace is put behind the newest versions."""
+        """Run lines 3-6 for the nodes whose phase ends in the window.
+
+        keep: some node reads in this window, so the replaced versions are kept behind the newest ones.
+        """
         rows, h = acting.rows, self.h
         if not len(rows):
             return
@@ -330,13 +334,17 @@ class AsynchronousRounds:
         self.published[rows] = acting.published
 
     def _finite(self, table: Models) -> NDArray[np.bool_]:
-        """(n,) which rows hold nothing but finite numbers: looked at when they are published,
-        not at each read."""
+        """Return which rows hold only finite numbers, (n,).
+
+        Rows are checked when they are published, not at each read.
+        """
         return np.asarray(self.backend.finite_rows(table))
 
     def _some(self, name: str, array: Models, rows: Integers, fill: bool = True) -> Models:
-        """Some rows of an array, in memory that is used again:
-        new memory would be cleared page by page each time."""
+        """Copy some rows of an array into memory that is reused.
+
+        The operating system would clear new memory page by page each time.
+        """
         room = self.scratch.get(name)
         if room is None or len(room) < len(rows):
             room = self.scratch[name] = take(array, rows)
@@ -344,8 +352,10 @@ class AsynchronousRounds:
         return take(array, rows, out=room[: len(rows)]) if fill else room[: len(rows)]
 
     def _alike(self, labels: Integers, at: Integers, local: Arrays) -> Iterator[tuple[int, Integers]]:
-        """Nodes that step together: of one coordinate,
-        and with equally many steps behind them where that counts."""
+        """Group nodes that can step together.
+
+        They share a coordinate and, where it matters, the number of steps taken.
+        """
         taken = local["steps"][at, 0] if "steps" in local else np.zeros(len(at), np.int64)
         for label, steps in np.unique(np.stack([labels, taken]), axis=1).T:
             yield int(label), np.flatnonzero((labels == label) & (taken == steps))
@@ -376,9 +386,11 @@ class AsynchronousRounds:
     def _read(
         self, acting: Acting, replaced: Integers, state: State, attack: Arrays
     ) -> tuple[list[tuple[Integers, Integers, NDArray[np.bool_]]], Arrays]:
-        """Lines 7-9 of those who read in the window: (which of this worker's nodes, hostile answers met, who
-        could not aggregate) for each coordinate, and what the attack remembers.
-        Nobody reads a model that is made here."""
+        """Run lines 7-9 for the nodes that read in the window.
+
+        Returns, for each coordinate, which of this worker's nodes read, how many hostile answers they met and
+        which could not aggregate; and what the attack remembers. No node reads a model that is made here.
+        """
         found = []
         known = None if self.known is None else self.workers_known()
         for label in np.unique(acting.labels):

@@ -36,8 +36,10 @@ ANSWER_BYTES = 64
 
 
 def build_backend(spec: Spec, local_rank: int = 0) -> Backend:
-    """Who computes, on which device: of several workers on a machine each has its own.
-    ValueError where it is not."""
+    """Return the backend on the device of this run.
+
+    Each of several workers on one machine has its own device. Raises ValueError where there is none.
+    """
     if spec.backend != "torch":
         return backend(spec.backend)
     from rpel.backend.chunks import local_device, missing
@@ -50,8 +52,9 @@ def build_backend(spec: Spec, local_rank: int = 0) -> Backend:
 
 
 def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -> Classification:
-    """The Task of the honest nodes; where the hostile ones train, under label flip and backdoor,
-    also of those.
+    """Build the task of the honest nodes.
+
+    Under label flip and backdoor hostile nodes train, too, and the task includes them.
 
     arrays: the backend of the run; a task lives where its arrays do.
     """
@@ -97,8 +100,10 @@ def _hostile(run: Resolved) -> list[int]:
 
 
 def _by_owner(run: Resolved, dataset: Dataset) -> tuple[list[Integers], list[Integers] | None]:
-    """Of each honest node all training and test examples of one owner;
-    hostile nodes take theirs out of it."""
+    """Give each honest node all training and test examples of one owner.
+
+    The data of owners that fall to hostile nodes are unused.
+    """
     spec = run.spec
     if dataset.writers is None:
         raise ValueError(

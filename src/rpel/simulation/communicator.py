@@ -93,8 +93,11 @@ class Group:
             one.wait()
 
     def staged(self, part: Tensor) -> Tensor:
-        """A buffer that torch.distributed moves for these bytes: themselves, or main memory for those of a
-        device without NCCL, pinned where that makes copies faster."""
+        """Return a buffer for these bytes that torch.distributed can move.
+
+        It is the tensor itself, or an empty one in main memory for a device without NCCL, pinned where that
+        makes copies faster.
+        """
         if reachable(part):
             return part
         return torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
@@ -162,8 +165,9 @@ class Group:
         return whole
 
     def add(self, total: NDArray[np.float64], add: Callable[[slice], None]) -> None:
-        """Add every worker's rows to total (d,), in the order of workers; add(columns) adds this worker's
-        there. The last worker has the result.
+        """Add every worker's rows to total (d,), in the order of workers.
+
+        add(columns) adds this worker's rows at those columns. The last worker has the result.
 
         Columns go from worker to worker in pieces: while one adds the next piece, the next one adds this
         piece.
@@ -222,8 +226,7 @@ class Group:
 
 
 def divided(rows: int, unit: int, size: int) -> Shards:
-    """Rows shared out among so many workers: contiguous, whole units but for the last,
-    as equal as that allows.
+    """Divide rows among workers: contiguous, in whole units except the last, as evenly as possible.
 
     >>> divided(10, unit=2, size=3)
     [slice(0, 2, None), slice(2, 6, None), slice(6, 10, None)]

@@ -53,8 +53,10 @@ _CHOSEN = "chosen", "chosen_local"
 
 
 class Engine:
-    """Algorithm 1 among simulated nodes, a round at a time; :meth:`arrays` and :meth:`load` continue it bit
-    by bit."""
+    """Run Algorithm 1 among simulated nodes, one round at a time.
+
+    :meth:`arrays` and :meth:`load` continue it bit by bit.
+    """
 
     def __init__(
         self,
@@ -132,8 +134,11 @@ class Engine:
         return cls(run, task, workers, arrays, change=inputs.problem, optimizer=inputs.optimizer)
 
     def _deliver(self, attack: Attack, line9: Aggregation, half: Models, whole: Models, air: int) -> Deliver:
-        """Lines 7-8: the network with its adversary; what is pulled is what the code of the wire can say, and
-        stands in the first rows (``air``) of the whole."""
+        """Build lines 7-8: the network with its adversary.
+
+        With a wire format, nodes pull models as the code can represent them; these are the first rows
+        (``air``) of ``whole``.
+        """
         spec = self.spec
         self.network = SimulatedNetwork(
             self.roster, self.topology, self._ids, attack, line9, whole[:air] if air else self.table,
@@ -202,8 +207,10 @@ class Engine:
     # --- a round ---
 
     def step(self) -> Info:
-        """Take one round of Algorithm 1; BudgetSpentError, before anything is computed, where privacy does
-        not allow it."""
+        """Take one round of Algorithm 1.
+
+        Raises BudgetSpentError before anything is computed if the privacy budget does not allow it.
+        """
         if self.budget is not None:
             self.budget.check(self.round + 1)
         if self.windows is None:
@@ -217,8 +224,10 @@ class Engine:
         return self.info
 
     def measure(self, contraction: bool = False) -> RoundInfo:
-        """Consensus distance, hostile counts and failures of the last round; contraction: also the realised
-        α and λ."""
+        """Measure consensus distance, hostile counts and failures of the last round.
+
+        contraction: also measure the realised α and λ.
+        """
         info = self.info
         assert info is not None, "a round was taken"
         before = self._spread(info.half) if contraction else None
@@ -235,8 +244,10 @@ class Engine:
         return RoundInfo(info.round, met, degraded, self.messages, consensus, diverged, alpha, lam)
 
     def _diverged(self, consensus: float) -> NDArray[np.bool_]:
-        """(c,) which of this worker's models are not finite;
-        none is if a number that all honest ones enter is."""
+        """Return which of this worker's models are not finite, (c,).
+
+        If a number that depends on all honest models is finite, none has diverged.
+        """
         if math.isfinite(consensus):
             return np.zeros(len(self.state.x), dtype=bool)
         return np.asarray(~self.backend.finite_rows(self.state.x))

@@ -74,8 +74,9 @@ def gradient_norms(
 def spread(
     x: Models, workers: Group = ALONE, nodes: int | None = None, arrays: Backend | None = None
 ) -> tuple[Floats, float]:
-    """The mean (d,) of all workers' models, and the consensus distance (1/h) Σ ‖x_i − mean‖²; nodes: h,
-    of all.
+    """Compute the mean (d,) of all workers' models and the consensus distance (1/h) Σ ‖x_i − mean‖².
+
+    nodes: the number h of nodes of all workers.
 
     >>> mean, distance = spread(np.array([[0.0, 0.0], [2.0, 0.0]]))
     >>> mean.tolist(), distance
@@ -121,8 +122,11 @@ class Record:
     """Filled round by round; ``counts`` (T, h), ``rows`` one dict a round."""
 
     def __init__(self, rounds: int, honest: NDArray[np.int64], each: int = 1) -> None:
-        """each: how often a node may aggregate in a round; counts are then (T, each, h),
-        −1 where it did not."""
+        """Start an empty record.
+
+        each: how often a node may aggregate in a round. Counts have shape (T, each, h), and −1 where it did
+        not.
+        """
         self.honest = honest
         shape = (rounds, len(honest)) if each == 1 else (rounds, each, len(honest))
         self.counts = np.zeros(shape, dtype=np.int32)
@@ -177,8 +181,10 @@ class Record:
                 )
 
     def nodes(self) -> dict[str, NDArray[Any]]:
-        """Accuracy and metrics of every honest node in the rounds evaluated, 0 first: round (e,),
-        the others (e, h)."""
+        """Return accuracy and metrics of every honest node in the evaluated rounds, round 0 first.
+
+        `round` has shape (e,), the others (e, h).
+        """
         h = len(self.honest)
         arrays = {key: np.array(values, np.float64).reshape(-1, h) for key, values in self.per_node.items()}
         return {"round": np.array(self.eval_rounds, np.int64), **arrays}
@@ -193,8 +199,10 @@ class Record:
         }  # fmt: skip
 
     def load(self, state: Mapping[str, NDArray[Any]], rows: list[Row]) -> RoundInfo | None:
-        """Continue from a :meth:`state` and the rows up to it; return what it says of a round ahead of
-        them."""
+        """Continue from a :meth:`state` and the rows up to it.
+
+        Returns what the state says about a round after those rows.
+        """
         counts = state["record.counts"]
         self.counts[: len(counts)] = counts
         self.rows, self.initial_loss = list(rows), float(state[_INITIAL_LOSS])

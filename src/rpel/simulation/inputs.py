@@ -38,8 +38,9 @@ Load = Callable[[str, str | None], Dataset]
 
 
 def loader(download: Download | None = None) -> Load:
-    """Loads a data set once, however often it is asked for;
-    ``download(name, done, total)`` hears of bytes that come.
+    """Return a function that loads each data set once.
+
+    ``download(name, done, total)`` receives the progress of downloads.
 
     >>> load = loader()
     >>> load("mnist-sample", None) is load("mnist-sample", None)
@@ -266,8 +267,10 @@ def _sha256(*parts: bytes) -> str:
 
 
 def described(thing: Any) -> str:
-    """A digest that tells objects apart by what is seen at once: a network's parts and values,
-    a function's name."""
+    """Compute a digest that tells objects apart by what is visible.
+
+    For a network these are its modules and values, for a function its name.
+    """
     if isinstance(thing, nn.Module):
         values = {key: value for key, value in thing.state_dict().items() if isinstance(value, Tensor)}
         arrays = [value.detach().cpu().reshape(-1).view(torch.uint8).numpy() for value in values.values()]

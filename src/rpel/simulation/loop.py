@@ -255,8 +255,10 @@ class Checkpoints:
         return None if self.folder is None else self.folder.path
 
     def save(self, measured: RoundInfo | None = None) -> None:
-        """Write the checkpoint of the engine's round, unless it is there; measured: of a round whose row is
-        not complete."""
+        """Write the checkpoint of the engine's round, unless it exists.
+
+        measured: the measurements of a round whose row is not complete.
+        """
         t = self.engine.round
         if self.folder is None or self.saved == t:
             return
@@ -267,8 +269,11 @@ class Checkpoints:
         self.saved = t
 
     def restore(self) -> RoundInfo | None:
-        """Load the newest good checkpoint, if it is this run's and metrics.jsonl reaches so far; return what
-        was measured of a round that is not in metrics.jsonl."""
+        """Load the newest good checkpoint, provided that metrics.jsonl reaches its round.
+
+        Returns the measurements of a round that is not in metrics.jsonl. Raises ValueError if the checkpoint
+        belongs to another run.
+        """
         state = None if self.folder is None else self.folder.restore()
         if self.folder is None or state is None:
             return None

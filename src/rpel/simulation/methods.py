@@ -1,5 +1,7 @@
-"""Every method is one topology and one rule; nothing else in the round changes.
-And a Spec resolved for its method."""
+"""Resolve a Spec for its method.
+
+Every method is one topology and one rule; nothing else in the round changes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -168,8 +170,10 @@ def _backend(spec: Spec) -> str:
 
 
 def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
-    """The plan for the given pull and b_hat, or the best for what is left out;
-    baselines get RPEL's budget."""
+    """Return the plan for the given pull and b_hat, or the best one where they are left out.
+
+    Baselines get RPEL's budget.
+    """
     if method.peers == "everybody":
         spec = _all_of_them(spec)
     elif method.on_graph and placement == "adversarial" and spec.b_hat is None:
@@ -274,8 +278,10 @@ def schedule(spec: Spec, ids: Integers | None = None) -> Schedule:
 
 
 def aggregations(spec: Spec) -> int | None:
-    """How often the honest nodes of an asynchronous run aggregate, all together;
-    None where it is once a round each."""
+    """Count the aggregations of all honest nodes of an asynchronous run.
+
+    None where each aggregates once a round.
+    """
     return schedule(spec).aggregations() if Timing.of(spec.timing).asynchronous else None
 
 

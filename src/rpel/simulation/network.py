@@ -52,8 +52,10 @@ class Roster:
 
 @dataclass(frozen=True)
 class Ask:
-    """Line 7 of some nodes: the peers that each of them wants (c, s), −1 where fewer, and on a fixed graph
-    the gossip weights (c, 1 + s) of the node itself and of those peers."""
+    """Line 7 for some nodes: the peers that each of them pulls, (c, s), −1 where there are fewer.
+
+    On a fixed graph also the gossip weights (c, 1 + s) of the node itself and of those peers.
+    """
 
     round: int
     wanted: Integers
@@ -140,8 +142,10 @@ class SimulatedNetwork:
         return row[wanted], self.roster.hostile(ask.round)[wanted] & (ask.wanted >= 0)
 
     def _late(self, ask: Ask) -> NDArray[np.bool_]:
-        """(h, s) True where the wanted node misses this round's deadline;
-        a late node is late for everybody."""
+        """Return where the pulled node misses this round's deadline, (h, s).
+
+        A late node is late for every victim.
+        """
         if self.no_show == 0:
             return np.zeros(ask.wanted.shape, dtype=bool)
         late = draws(self.seed, "no_show", ask.round, np.arange(self.roster.nodes), 1)[:, 0] < self.no_show
@@ -151,8 +155,10 @@ class SimulatedNetwork:
         self, ask: Ask, own: Integers, rows: Integers, hostile: NDArray[np.bool_],
         answered: NDArray[np.bool_], state: Arrays, before: Models | None,
     ) -> tuple[Integers, Arrays]:  # fmt: skip
-        """(c, s) rows; hostile entries point to the forged vector of their victim,
-        or of their sender if consistent."""
+        """Return rows (c, s) in which hostile entries point to the forged vector of their victim.
+
+        A consistent adversary sends one vector per sender instead.
+        """
         met = np.flatnonzero(hostile.any(axis=1))
         view = self._view(ask, met, own[met], np.where(answered, rows, -1)[met], hostile[met])
         asked = np.where((ask.wanted >= 0) & ~hostile, rows, -1) if "graph" in self.attack.needs else None
@@ -169,8 +175,10 @@ class SimulatedNetwork:
         return np.where(hostile, row[self._meant(ask, hostile)][np.maximum(ask.wanted, 0)], rows), state
 
     def _meant(self, ask: Ask, hostile: NDArray[np.bool_]) -> Integers:
-        """(n,) for every hostile node the victim whose vector it sends to all: one of those that pulled it,
-        drawn."""
+        """Draw for every hostile node the victim whose vector it sends to all, (n,).
+
+        The victim is one of the nodes that pulled it.
+        """
         victims, places = np.nonzero(hostile)
         senders = ask.wanted[victims, places]
         order = np.argsort(senders, kind="stable")
@@ -180,8 +188,10 @@ class SimulatedNetwork:
         return np.where(count > 0, victims[order][np.minimum(chosen, len(order) - 1)], 0)
 
     def _audience(self, ask: Ask, victims: Integers, hostile: NDArray[np.bool_]) -> Integers:
-        """(v, 16) places among the victims of some that pulled whoever sends a victim's vector, drawn;
-        −1 padded."""
+        """Draw some victims that pulled the sender of each victim's vector, as places (v, 16) among victims.
+
+        Unused places are −1.
+        """
         place = np.full(len(hostile), -1, dtype=np.int64)
         place[victims] = np.arange(len(victims))
         meant = self._meant(ask, hostile)
@@ -225,8 +235,9 @@ class SimulatedNetwork:
 
 @dataclass(frozen=True)
 class CodedNetwork:
-    """A network whose models travel in a code: what is pulled, forged rows included,
-    is what the code can say.
+    """A network whose models travel in a code: pulled models are what the code can represent.
+
+    This includes forged rows.
 
     network: answers from the first rows of ``whole``, which begin with what everybody's half-steps (h, d)
     become, written here, and have room for forged ones. Behind them stand the half-steps:
@@ -248,8 +259,10 @@ class CodedNetwork:
     def __call__(
         self, half: Models, state: Arrays, nodes: Integers, t: int, before: Models
     ) -> tuple[Received, Arrays]:
-        """Honest half-steps through the code; the attack forges from what came,
-        and its vectors go through it, too."""
+        """Send the honest half-steps through the code.
+
+        The attack forges from what arrives, and its vectors go through the code, too.
+        """
         h, exact = len(self.half), len(self.whole) - len(self.half)
         self.network.wire.through(self.half, self.whole[:h])
         received, state = self.network(half, state, nodes, t, before)
@@ -271,8 +284,10 @@ def _received(
     weights: NDArray[np.float64] | None,
     wanted: slice,
 ) -> Received:
-    """Own row first, absent answers (−1) at the tail; weights and marks, where there are any,
-    in the same order."""
+    """Put a node's own row first and absent answers (−1) last.
+
+    Weights and marks, where there are any, follow the same order.
+    """
     rows, hostile, weights = rows[wanted], hostile[wanted], None if weights is None else weights[wanted]
     met = hostile.sum(axis=1)
     index = np.concatenate([own[wanted, None], rows], axis=1)

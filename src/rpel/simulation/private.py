@@ -21,8 +21,9 @@ log = logging.getLogger("rpel")
 def private(
     spec: Spec, task: Objective, sizes: Mapping[int, int] | None = None
 ) -> tuple[Gradients, Budget | None]:
-    """The gradients of a run, and its budget where there is noise;
-    the task's own and None without privacy.
+    """Return the gradients of a run, and its privacy budget where there is noise.
+
+    Without privacy these are the task's own gradients and None.
 
     sizes: see :meth:`Objective.private`.
     """

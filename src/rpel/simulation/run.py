@@ -55,8 +55,9 @@ def run(
     tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> finished.Run | finished.Runs:
-    """Run a Spec, or each of its seeds; a finished one is not repeated, an unfinished one goes on,
-    unless ``force``.
+    """Run a Spec, or each of its seeds.
+
+    A finished run is not repeated and an unfinished one continues, unless ``force``.
 
     stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
     """

@@ -100,7 +100,10 @@ class SharedEngine:
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """A method that all have to call, or what all know alike: honest, messages, bytes, budget, …"""
+        """Return a method that all workers have to call, or a value that is the same on all of them.
+
+        Such values are honest, messages, bytes, budget and so on.
+        """
         return partial(self.call, name) if name in CALLS else getattr(self.own, name)
 
     def arrays(self) -> dict[str, Any]:
@@ -299,8 +302,9 @@ def joined(spec: Request) -> Iterator[Group]:
 
 
 def carrier(device: str, here: int) -> str:
-    """What could move the arrays of ``here`` workers on this machine: NCCL, if each has a CUDA device of its
-    own, beside gloo; else gloo alone, through main memory (`Group.staged`).
+    """Choose what moves the arrays of ``here`` workers on this machine.
+
+    NCCL and gloo if each has a CUDA device of its own; else gloo alone, through main memory (`Group.staged`).
 
     >>> carrier("cpu", here=2), carrier("mps", here=1)
     ('gloo', 'gloo')
@@ -367,8 +371,10 @@ def _serve(spec: Request, where: str) -> None:
 
 
 def _at_address(rank: str, size: str, address: str, port: str) -> tuple[Any, int, int]:
-    """As torchrun and its like place workers: the first one, or the agent that started them,
-    keeps the store."""
+    """Connect workers as torchrun and similar launchers place them.
+
+    The first worker, or the agent that started them, keeps the store.
+    """
     _use_interface(address)
     keeps = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:

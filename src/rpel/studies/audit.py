@@ -59,9 +59,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Point:
-    """What a member knows after a round. met: rounds in which it saw the victim. auc, tpr: of the victim's
-    examples by their loss; ratio_auc, ratio_tpr: by likelihood ratio, with shadows; canary_auc and
-    epsilon_low: of the canaries."""
+    """What a member knows after a round.
+
+    met: rounds in which it saw the victim. auc, tpr: of the victim's examples, by their loss. ratio_auc,
+    ratio_tpr: by likelihood ratio, with shadow runs. canary_auc, epsilon_low: of the canaries.
+    """
 
     round: int
     met: int
@@ -186,8 +188,9 @@ def drawing(findings: Findings) -> Any:
 
 
 def with_canaries(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """The data set with canaries behind its training examples: noise that is unlike any example,
-    with drawn labels.
+    """Append canaries to the training examples of a data set.
+
+    A canary is noise unlike any example, with a random label.
 
     Images: single bright pixels, as many as keep the mean. Other numbers: two deviations from the mean,
     up or down.
@@ -223,8 +226,11 @@ class _Play:
 
 @dataclass
 class _Notes:
-    """What one member has noted: rounds in which it met the victim, canaries' scores so far, and at the
-    points of the curve the round seen last, the examples' losses in it, and the scores."""
+    """What one member has recorded.
+
+    It holds the rounds in which it met the victim, the canaries' scores so far, and, at each point of the
+    curve, the last round seen, the examples' losses in that round, and the scores.
+    """
 
     scores: Floats
     met: int = 0
@@ -336,9 +342,11 @@ class _Stage:
         rows: Integers,
         t: int,
     ) -> Floats:
-        """(m,) how far the victim's update points along each canary's gradient at `start`, the model it
-        started from as far as that is known, beyond what ordinary examples (rows)
-        and the canary's label explain."""
+        """Project the victim's update onto each canary's gradient, (m,).
+
+        `start` is the model that the victim started from, as far as it is known; gradients are taken there.
+        What ordinary examples (`rows`) and the canary's label explain is subtracted.
+        """
         update = (start - seen).astype(np.float64)
         if self.spec.optimizer == "momentum":  # what weight decay did is known, and so is the rate
             update = update / self.spec.rate(t) - self.spec.weight_decay * start
@@ -394,8 +402,10 @@ class _Stage:
     def _ratios(
         self, notes: dict[str, _Notes], shadows: int, progress: Progress
     ) -> dict[tuple[str, int], Floats]:
-        """(N,) log-likelihood ratios of the examples at each point of each curve, from shadow runs in pairs,
-        in which each example is there once and once not."""
+        """Compute log-likelihood ratios (N,) of the examples at each point of each curve.
+
+        Shadow runs come in pairs: each example is present in one run of a pair and absent from the other.
+        """
         if not shadows:
             return {}
         wanted = sorted({point[2] for one in notes.values() for point in one.points if point[3] is not None})
@@ -485,9 +495,10 @@ def confidence(lost: Floats) -> Floats:
 
 
 def likelihood_ratios(seen: Floats, shadows: Floats, there: NDArray[np.bool_]) -> Floats:
-    """(N,) log-likelihood ratios of what was seen (N,): of normal laws fitted to the shadows (k, N) in which
-    an example was there, and in which it was not; their variances are common to all examples,
-    since shadows are few.
+    """Compute log-likelihood ratios (N,) of the observed values (N,).
+
+    Normal distributions are fitted to the shadows (k, N) in which an example was present and to those in
+    which it was absent. All examples share their variances, because shadows are few.
 
     >>> shadows = np.array([[1.0, 5.0], [3.0, 2.0]])
     >>> likelihood_ratios(np.array([3.0, 2.0]), shadows,

@@ -133,8 +133,10 @@ def attacks(preset: str, **changes: Any) -> tuple[Curve, ...]:
 
 
 def rivals(preset: str, attack: str, **changes: Any) -> tuple[Curve, ...]:
-    """RPEL and the fixed-graph methods at equal budget; without hostile nodes the attack is none,
-    whatever its name."""
+    """List RPEL and the fixed-graph methods at equal budget.
+
+    Without hostile nodes the attack is "none", whatever name is given.
+    """
     attack = "none" if changes.get("byzantine") == 0 else attack
     return tuple(
         Curve(label, preset, {**changes, "attack": attack, "method": method})
@@ -187,8 +189,10 @@ def _main() -> list[Panel]:
 
 
 def _comparisons() -> list[Panel]:
-    """Figures 4 to 7; the paper's bottom-left picture, where RPEL gains most,
-    is the sparsest with an attacker."""
+    """List Figures 4 to 7.
+
+    The paper's bottom-left picture, where RPEL gains most, is the sparsest setting with an attacker.
+    """
     sparse = [(s, b) for b, s in product((0, 1), (3, 4, 5))]
     dense = [(15, b) for b in (0, 3, 6)]
     return [

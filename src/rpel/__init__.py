@@ -1,5 +1,6 @@
-"""rpel: Robust Pull-based Epidemic Learning. Machine learning among peers, some of them hostile,
-with no server.
+"""rpel: Robust Pull-based Epidemic Learning.
+
+Machine learning among peers without a server, some of them hostile.
 
 The public names below are loaded when first used, so that ``rpel plan`` answers without importing torch.
 """

@@ -33,8 +33,10 @@ from rpel.types import Aggregated, Arrays, Integers, Models, Received, Schedule
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs: x (h, d) the models, and what `local`, `deliver` and `outer` remember,
-    by name."""
+    """What the next round needs.
+
+    x (h, d): the models. The rest is what `local`, `deliver` and `outer` keep between rounds, by name.
+    """
 
     round: int
     x: Models
@@ -49,8 +51,7 @@ Spent = State
 
 @dataclass(frozen=True)
 class Info:
-    """What a reader wants to know of a round: half (h, d) the half-step models, what was received,
-    what line 9 did."""
+    """What a round reports: half (h, d) the half-step models, what was received, what line 9 did."""
 
     round: int
     half: Models
@@ -59,15 +60,19 @@ class Info:
 
 
 class Local(Protocol):
-    """Lines 3-6. What it remembers are arrays with one row for each node: momenta, statistics,
-    moments of Adam."""
+    """Lines 3-6.
+
+    Its state consists of arrays with one row for each node, such as momenta, statistics or Adam's moments.
+    """
 
     def init(self) -> tuple[Models, Arrays]:
         """The models that all nodes begin with (h, d), and the local state."""
 
     def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
-        """The half-step models of the ``nodes`` that act in round t, x and state being theirs;
-        x is left as it is."""
+        """Return the half-step models of the ``nodes`` that act in round t.
+
+        x and state are those of these nodes; x is not changed.
+        """
 
 
 class Deliver(Protocol):
@@ -178,8 +183,10 @@ class PlainMomentumSGD:
 
 @dataclass(frozen=True)
 class PlainPull:
-    """Lines 7-8: every honest node asks ``draw(t, i)``;
-    nodes from ``honest`` on are hostile and answer ``forge``."""
+    """Lines 7-8: every honest node asks the peers that ``draw(t, i)`` returns.
+
+    Nodes from number ``honest`` on are hostile and answer with ``forge``.
+    """
 
     honest: int
     draw: Callable[[int, int], Integers]
@@ -220,8 +227,9 @@ class PlainRule:
 
 
 def nnm_trimmed_mean(vectors: Models, f: int) -> Models:
-    """(d,) of (m, d): each vector becomes the mean of the m − f nearest to it;
-    then f are trimmed on either side.
+    """Replace each of m vectors by the mean of the m − f nearest to it; then trim f on either side.
+
+    Takes (m, d) and returns (d,).
 
     >>> nnm_trimmed_mean(np.array([[0.0], [1.0], [2.0], [50.0]]), f=1).round(2)
     array([1.])
@@ -251,8 +259,9 @@ def plain(
     draw: Callable[[int, int], Integers] | None = None,
     seed: int = 0,
 ) -> Problem:
-    """The paper's problem; the last ``byzantine`` of the nodes are hostile and answer as Fall of Empires
-    does.
+    """Build the paper's problem.
+
+    The last ``byzantine`` nodes are hostile and answer with Fall of Empires.
 
     draw(t, i): the s peers of node i in round t; drawn uniformly from the n − 1 others if left out.
     """

@@ -31,8 +31,9 @@ Strong signals show in many guesses, weak ones in few. A canary that was in no b
 
 
 def auc(inside: Floats, outside: Floats) -> float:
-    """The probability that a member scores higher than a non-member, ties counting half;
-    NaN where one is missing.
+    """Return the probability that a member scores higher than a non-member; ties count half.
+
+    NaN if either group is empty.
 
     >>> auc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
     0.875

@@ -32,8 +32,10 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the others need to know of a certificate; ``pem`` is rewritten from the parsed bytes,
-    so it is one."""
+    """What other members need to know of a certificate.
+
+    ``pem`` is re-encoded from the parsed bytes, so it is always a valid one.
+    """
 
     name: str
     fingerprint: str
@@ -59,8 +61,9 @@ def check_id(member: str) -> str:
 def create(
     member: str, days: int = VALID_DAYS, now: datetime | None = None, passphrase: bytes = b""
 ) -> tuple[bytes, str]:
-    """A new key (PKCS8 PEM) and its certificate (PEM), valid from yesterday on,
-    so that clocks may differ a little.
+    """Create a key (PKCS8 PEM) and its certificate (PEM).
+
+    It is valid from yesterday on, because clocks may differ a little.
 
     With a passphrase the key is encrypted by it.
     """

@@ -332,8 +332,10 @@ def _look_here(package: str, here: Path) -> None:
 
 @cache
 def registered(group: str) -> dict[str, EntryPoint]:
-    """What installed packages register under an entry point group such as ``rpel.rules``,
-    not yet imported."""
+    """List what installed packages register under an entry point group such as ``rpel.rules``.
+
+    Nothing is imported yet.
+    """
     return {point.name: point for point in entry_points(group=group)}
 
 
@@ -347,8 +349,9 @@ def load_registered(group: str, name: str) -> Any:
 
 
 def find(group: str, name: str, ours: Iterable[str], folder: Path | None = None) -> Any:
-    """What a name stands for that is not one of ours: ``module:object`` (see :func:`load`),
-    or registered by a package.
+    """Load a component that is not built in.
+
+    The name is ``module:object`` (see :func:`load`) or registered by a package.
 
     >>> find("rpel.rules", "medien", ["mean", "median"])
     Traceback (most recent call last):
@@ -374,8 +377,10 @@ def about(group: str, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def origins(group: str, names: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """(name, object, package and version) of those of the names that are not the library's own,
-    already loadable."""
+    """Return (name, object, package and version) for the names that are not built in.
+
+    They must be loadable already.
+    """
     for name in names:
         if is_own(name):
             thing = load(name, group.rpartition(".")[2])
@@ -402,11 +407,12 @@ _SEEN: dict[str, tuple[Any, str]] = {}
 
 
 def code_digest(name: str, thing: Any) -> str:
-    """Twelve digits of the files that define an object: its module,
-    and those that it imports from the same folder.
+    """Compute a digest of twelve digits of the files that define an object.
 
-    In one process they stay what they were as long as the object does: a file that is edited after its import
-    has not changed what runs.
+    These are its module and the modules that it imports from the same folder.
+
+    Within one process the digest stays the same as long as the object exists: editing a file after its import
+    does not change the code that runs.
     """
     if name not in _SEEN or _SEEN[name][0] is not thing:
         digest = hashlib.sha256()
@@ -418,8 +424,7 @@ def code_digest(name: str, thing: Any) -> str:
 
 
 def _files(module: str) -> list[Path]:
-    """The source files of a module and of what it imports from the folder that it lies in,
-    in a fixed order."""
+    """List the source files of a module and of its imports from the same folder, in a fixed order."""
     top = sys.modules.get(module.partition(".")[0])
     start = Path(getattr(top, "__file__", None) or "")
     if not start.is_file():

@@ -12,8 +12,7 @@ class BudgetSpentError(RuntimeError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The rest of a sentence about an unknown word: the choice that was meant,
-    or all of them when none is near.
+    """Return the rest of a sentence about an unknown word: the nearest choice, or all of them.
 
     >>> nearest("alei", ["alie", "foe"])
     "the nearest is 'alie' (of alie, foe)"

@@ -1,5 +1,7 @@
-"""Files that are complete or not there: temporary file, fsync, rename, fsync of the folder.
-Locks between processes."""
+"""Write files that are complete or not there, and lock them between processes.
+
+A file is written as a temporary file, fsync, rename, fsync of the folder.
+"""
 
 import contextlib
 import errno
@@ -88,8 +90,9 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold a lock file, made if need be, against other processes and threads;
-    freed even by a process that is killed.
+    """Hold a lock file, created if necessary, against other processes and threads.
+
+    The lock is released even when the process is killed.
 
     Without ``wait``: BlockingIOError if another holds it.
 

@@ -22,8 +22,10 @@ class Gradients(Protocol):
         """The common initial model (d,)."""
 
     def local_state(self, h: int) -> Models:
-        """(h, q) what stays with h nodes and is never exchanged (BatchNorm's statistics),
-        as it is at first."""
+        """Return the initial local state (h, q) of h nodes, which is never exchanged.
+
+        An example is BatchNorm's statistics.
+        """
 
     def gradient(
         self, x: Models, local: Models, ids: Integers, t: int, k: int, out: Models | None = None
@@ -46,8 +48,10 @@ class LocalSteps:
         return x, self.remembers(x)
 
     def remembers(self, x: Models) -> Arrays:
-        """What nodes with these models remember before their first step;
-        all but the task's buffers is zero."""
+        """Return the state of nodes with these models before their first step.
+
+        Everything but the task's buffers is zero.
+        """
         return self._zeros(x) | {"buffers": self.backend.array(self.task.local_state(len(x)))}
 
     def _zeros(self, x: Models) -> Arrays:
@@ -121,8 +125,9 @@ class NesterovOuter:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Line 9 for a rule that may draw at random or change over time:
-    it is told the round and the nodes' numbers.
+    """Line 9 for a rule that may draw at random or change over time.
+
+    The rule receives the round and the nodes' numbers.
 
     ids(t): (n,) the numbers of all nodes in round t, of which ``nodes`` are some.
     """

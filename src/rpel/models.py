@@ -25,8 +25,7 @@ _LAST_WIDTH = re.compile(r"L\(\d+\)(?!.*L\()")
 
 @dataclass(frozen=True)
 class Network:
-    """A named network: the paper's notation, the kernel and padding of its convolutions,
-    and the images it expects."""
+    """A named network: the paper's notation, its convolutions' kernel and padding, and its input shape."""
 
     notation: str
     input_shape: tuple[int, ...]
@@ -54,8 +53,9 @@ def model(
     dropout: float = 0.25,
     seed: int = 0,
 ) -> nn.Module:
-    """A network by name (see NETWORKS) or notation; what is left out is the named network's,
-    or kernel 5 padding 0.
+    """Build a network by name (see NETWORKS) or notation.
+
+    What is left out comes from the named network; for a notation it is kernel 5 and padding 0.
 
     A named network takes the number of classes given; a notation must already say it.
 
@@ -105,8 +105,9 @@ def build(
     dropout: float = 0.25,
     seed: int = 0,
 ) -> nn.Module:
-    """The network a notation describes, for inputs of shape (C, H, W) or (features,),
-    with PyTorch's initialisation.
+    """Build the network that a notation describes, with PyTorch's initialisation.
+
+    The inputs have shape (C, H, W) or (features,).
 
     The initial values come from (seed, "init") alone; PyTorch's global generator is neither read nor moved.
 
@@ -286,8 +287,9 @@ class _Block(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Texts as numbers of characters (N, length): scores of the next character after each, (N, characters,
-    length).
+    """A transformer that scores the next character at every position of a text.
+
+    Maps characters as numbers (N, length) to scores (N, characters, length).
 
     >>> network = CausalTransformer()
     >>> network(torch.zeros(2, 64, dtype=torch.int64)).shape, parameter_count(network)
@@ -330,8 +332,9 @@ class _Residual(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for images of 32 × 32 pixels (N, 3, 32, 32), with GroupNorm,
-    which leaves nothing at its node.
+    """ResNet-18 for images of 32 × 32 pixels (N, 3, 32, 32), with GroupNorm.
+
+    GroupNorm has no local state.
 
     >>> parameter_count(ResNet18())
     11173962

@@ -1,5 +1,4 @@
-"""How much a node's examples are protected: the (ε, δ) of private local steps,
-and the noise that a target needs.
+"""Compute the (ε, δ) of private local steps, and the noise that a target needs.
 
 What is counted: all half-steps of a node, which others see, as one mechanism: the T·k-fold composition of
 Gaussian noise σ·C on the sum of gradients clipped to C, over a batch in which each of the node's N examples
@@ -56,8 +55,9 @@ def version() -> str:
 
 
 def rate(batch: int, examples: int) -> float:
-    """q = B₀/N, the probability with which each example of a node is in a batch;
-    ValueError where that is none.
+    """Return q = B₀/N, the probability with which each example of a node is in a batch.
+
+    Raises ValueError where that is no probability.
 
     >>> rate(31, 310)
     0.1
@@ -83,8 +83,10 @@ def epsilon(noise_multiplier: float, rate: float, steps: int, delta: float) -> f
 
 
 def epsilon_quickly(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
-    """The same in a tenth of the time: never below :func:`epsilon`,
-    nor above it by more than a hundredth and 0.01."""
+    """Compute :func:`epsilon` in a tenth of the time.
+
+    The result is never below it, and at most a hundredth plus 0.01 above it.
+    """
     return _epsilon(noise_multiplier, rate, steps, delta, _COARSE)
 
 
@@ -98,8 +100,10 @@ def epsilons(noise_multiplier: float, rates: Sequence[float] | Floats, steps: in
 def largest_and_median(
     noise_multiplier: float, rates: Sequence[float] | Floats, steps: int, delta: float
 ) -> tuple[float, float]:
-    """The largest and the median of :func:`epsilons`; ε rises with the rate,
-    so at most three nodes are counted."""
+    """Return the largest and the median of :func:`epsilons`.
+
+    ε rises with the rate, so at most three nodes have to be computed.
+    """
     ordered = np.sort(np.asarray(rates, np.float64))
     middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
     values = epsilons(noise_multiplier, [ordered[-1], *middle], steps, delta)

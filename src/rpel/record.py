@@ -1,8 +1,9 @@
-"""How what people write becomes a checked record: TOML read strictly, values in every form they come in, one
-sentence for what is wrong.
+"""Turn what people write into a checked record.
 
-Invariants: a record is checked when it is made; what is wrong is one sentence that names the key, the value
-and what would be right.
+TOML is read strictly and values are accepted in every form they come in.
+
+Invariant: a record is checked when it is made, and an error is one sentence that names the key, the value and
+what would be right.
 """
 
 import json
@@ -62,10 +63,9 @@ def check_keys(where: str, found: Iterable[str], known: Iterable[str]) -> None:
 
 
 class CheckedRecord(BaseModel):
-    """What people write, in any of its files or as keywords:
-    a frozen record whose errors are one sentence each.
+    """A frozen record read from a file or from keywords, with errors of one sentence each.
 
-    A value in one of its fields has been checked; who wants another makes another record (:meth:`replace`).
+    The value of a field has been checked. To change one, make another record with :meth:`replace`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -160,8 +160,7 @@ def _wanted(field: FieldInfo, problem: str, context: Mapping[str, Any]) -> str:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that people may write there: those of a Literal or of an enum,
-    without the one that Python writes.
+    """List the words that a Literal or an enum allows, without the one that only Python code uses.
 
     >>> from typing import Literal
     >>> choices(Literal["dirichlet", "iid", "own"])

@@ -345,8 +345,9 @@ class Training(CheckedRecord):
 
 
 class Spec(Training):
-    """Everything that determines a run's numbers. Fields left out have the defaults below;
-    pull and b_hat are then planned.
+    """Everything that determines a run's numbers.
+
+    Fields left out have the defaults below; pull and b_hat are then planned.
 
     >>> Spec(nodes=30, byzantine=6, attack="alie(z=1.5)").rounds
     60
@@ -427,8 +428,10 @@ class Spec(Training):
         super().__init__(**fields)
 
     def replace(self, **changes: Any) -> Self:
-        """The same with some fields changed, checked again; a plan that it followed is left behind. Who turns
-        to a method in which everybody hears everybody also leaves the pull and b_hat of the other method.
+        """Return the same Spec with some fields changed, checked again.
+
+        A plan that the Spec came from is dropped. Changing to a method in which all nodes hear each other
+        also drops the other method's pull and b_hat.
 
         >>> Spec(pull=5).replace(batch_size=50).pull, Spec(pull=5).replace(method="nna").pull
         (5, None)

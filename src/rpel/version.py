@@ -1,4 +1,6 @@
-"""The version, written once: the package's metadata,
-``rpel.__version__`` and certificates take it from here."""
+"""The version, written once.
+
+The package's metadata, ``rpel.__version__`` and certificates take it from here.
+"""
 
 __version__ = "0.4.0"

@@ -73,10 +73,11 @@ class Wire:
         return out
 
     def unpack(self, message: bytes | memoryview, out: Models) -> None:
-        """Decode an int8 message into ``out`` (d,), at whose own beginning it may lie:
-        the last come first.
+        """Decode an int8 message into ``out`` (d,).
 
-        Nothing but a few blocks is ever held twice, so that a model needs no more memory than its row.
+        The message may lie at the beginning of ``out`` itself, because the last values are decoded first.
+
+        Only a few blocks are ever held twice, so a model needs no more memory than its row.
         """
         d, raw = len(out), np.frombuffer(message, np.uint8)
         scales = raw[d:].copy().view("<f4")

@@ -94,8 +94,7 @@ class Chunks:
                 yield victims, columns
 
     def _over(self, work: Callable[[slice, slice], None], h: int, d: int, each: int) -> None:
-        """Call work(victims, columns) for the pieces of an (h, d) result,
-        whose parts do not depend on each other."""
+        """Call work(victims, columns) for independent pieces of an (h, d) result."""
         pieces = list(self._grid(h, d, each))
         share(lambda piece: work(*pieces[piece]), len(pieces), serial=not self.main)
 

@@ -27,8 +27,10 @@ SMALL_WORK = 1 << 16  # values below which waking a thread costs more than it sa
 
 
 def _contiguous(array: Floats, dtype: DTypeLike) -> Floats:
-    """Contiguous, of this type and writable, copied if need be:
-    numba compiles read-only arrays a second time."""
+    """Return a contiguous, writable array of this type, copied if necessary.
+
+    numba compiles a second version for read-only arrays.
+    """
     return np.array(array, dtype, order="C", copy=None if array.flags.writeable else True)
 
 
@@ -59,8 +61,10 @@ def prepare(m: int, f: int, operation: Operation, mixed: bool, dtype: Any, value
 
 @compiled
 def _momentum(x: Floats, m: Floats, g: Floats, factors: Floats, begin: int, end: int, out: Floats) -> None:
-    """Rows begin … end − 1; the factors β, 1 − β, η and λ have the models' dtype,
-    so that nothing is widened."""
+    """Update rows begin … end − 1.
+
+    The factors β, 1 − β, η and λ have the models' dtype, which avoids widening.
+    """
     beta, rest, lr, decay = factors[0], factors[1], factors[2], factors[3]
     for i in range(begin, end):
         for c in range(x.shape[1]):

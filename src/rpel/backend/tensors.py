@@ -120,8 +120,10 @@ class Torch(Chunks, Backend):
         )  # fmt: skip
 
     def _summed(self, h: int, table: Tensor, rows: Callable[[slice, slice], Tensor], m: int) -> Tensor:
-        """Σ x² over the columns of rows(victims, columns) (v, …, w), m rows for each of h victims,
-        which are spent."""
+        """Compute Σ x² over the columns of rows(victims, columns) (v, …, w) for each of h victims.
+
+        m: rows per victim. The tensors that `rows` returns are overwritten.
+        """
         d, each = table.shape[1], m * (2 * table.dtype.itemsize + self.wide.itemsize)
         columns = list(self._pieces(d, each))
         parts = list(self._pieces(h, each * (columns[0].stop if columns else 0)))
@@ -171,8 +173,10 @@ class Torch(Chunks, Backend):
         return result
 
     def _weighted(self, table: Tensor, index: Any, weights: Any, result: Tensor) -> None:
-        """`combine` into a result; what has no weight is never read,
-        so a value that is not finite leaves no trace."""
+        """Compute `combine` into a result.
+
+        Rows without weight are never read, so a value in them that is not finite has no effect.
+        """
         given, index = np.asarray(weights, np.float64), np.asarray(index)
         used = (index >= 0) & (given != 0)
         rows = self._standing(index, used)
@@ -346,8 +350,10 @@ def _exchanged(a: Tensor, b: Tensor, spare: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _near_median(x: Tensor, k: int) -> Tensor:
-    """The mean of the k values nearest to the median, ties to the lower row:
-    each is counted among the others."""
+    """Average the k values nearest to the median, with ties going to the lower row.
+
+    A value belongs to them if fewer than k others come before it.
+    """
     middle = _ordered(x.clone(), "median", 0)
     median = (middle[0] + middle[-1]) / 2
     away = (x - median[:, None]).abs_()

@@ -73,8 +73,10 @@ def set_threads(count: int) -> None:
 
 
 class Units(NamedTuple):
-    """How an (h, d) result is cut: `total` units of `columns` × `chunk` victims,
-    all victims of a block in turn."""
+    """The cut of an (h, d) result into `total` units of `columns` × `chunk` victims.
+
+    The units of one block of columns follow each other.
+    """
 
     columns: int
     chunk: int
@@ -82,8 +84,9 @@ class Units(NamedTuple):
 
 
 def cut(n: int, h: int, d: int, itemsize: int) -> Units:
-    """Columns outermost: a block of all n rows fits half of the second cache,
-    so that every victim finds it there.
+    """Cut an (h, d) result into units of work, columns outermost.
+
+    A block of columns of all n rows fits half of the second-level cache, so that every victim finds it there.
 
     Columns come in multiples of 128, at least 512 (shorter pieces of a row read slowly), and where not even
     these fit, 4096; victims are split only where columns give too few units to keep all threads busy.
@@ -99,8 +102,9 @@ def cut(n: int, h: int, d: int, itemsize: int) -> Units:
 
 
 def run(work: Callable[[int, int], None], units: int, small: bool = False) -> None:
-    """Call work(first, last) over ranges that cover 0 … units − 1, on all threads;
-    in this thread alone when `small`.
+    """Call work(first, last) over ranges that cover 0 … units − 1, on all threads.
+
+    When `small`, call it in this thread alone.
 
     >>> seen = []; run(lambda first, last: seen.extend(range(first, last)), 5, small=True); seen
     [0, 1, 2, 3, 4]

@@ -28,8 +28,10 @@ from rpel.peer.api import Peer
 
 
 class Rounds:
-    """The rounds of a peer, advanced one by one by whoever calls;
-    ``round`` is None when the last has ended."""
+    """The rounds of a peer, advanced one by one by the caller.
+
+    ``round`` is None once the last has ended.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -48,8 +50,7 @@ class Rounds:
 
 
 class TransformersRounds(Rounds):
-    """The hooks of ``transformers.TrainerCallback``,
-    which need nothing of transformers but its order of calls."""
+    """The hooks of ``transformers.TrainerCallback``; they need only the order of its calls."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         kept = {name: given[name] for name in ("optimizer", "lr_scheduler") if given.get(name) is not None}

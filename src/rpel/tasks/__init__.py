@@ -1,5 +1,7 @@
-"""Tasks: what the nodes learn. `Task` is made by users; `Objective` is what the simulator and the peers ask
-for, and `Classification` is one, for any network and any data.
+"""Define what the nodes learn.
+
+`Task` is what users make. `Objective` is what the simulator and the peers require of a task. `Classification`
+is an objective for any network and any data.
 
 `task` has the user's task, `objective` the contract, `examples` the data by coordinates, `checks` whether
 network, loss and data fit together, `private` clipped and noisy gradients. `engines` is the table of who

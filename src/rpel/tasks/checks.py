@@ -1,5 +1,4 @@
-"""Whether a network, a loss, metrics and data belong together,
-tried on two examples before anything is trained.
+"""Check that a network, a loss, metrics and data fit together, on two examples before training.
 
 Whatever the user's code raises becomes a ValueError of one sentence that says which of them does not fit, and
 what would.

@@ -1,5 +1,6 @@
-"""Private gradients: those of single examples clipped to C, Gaussian noise σ·C on their sum, divided by the
-nominal batch size.
+"""Clip the gradients of single examples to C and add Gaussian noise σ·C to their sum.
+
+The result is divided by the nominal batch size:
 
     g = (1/B₀) (Σ_{ξ in batch} clip_C(∇ℓ(x, ξ)) + N(0, σ²C²))        clip_C(v) = v · min(1, C/‖v‖)
 
@@ -129,8 +130,10 @@ class PrivateGradients:
         return out, local
 
     def batches(self, ids: Integers, t: int, k: int) -> tuple[Integers, NDArray[np.bool_]]:
-        """The Poisson batches of some nodes: rows (c, widest), and which of them are there;
-        the others are padding."""
+        """Draw the Poisson batches of some nodes: rows (c, widest), and which of them are real.
+
+        The others are padding.
+        """
         examples, batch = self.task.examples, self.task.batch_size
         drawn = []
         for node in ids.tolist():
@@ -202,8 +205,7 @@ class PrivateGradients:
 
 
 def check_module(module: nn.Module) -> None:
-    """ValueError for a network in which the examples of a batch meet each other,
-    or leave traces that are not noisy."""
+    """Raise ValueError for a network that mixes the examples of a batch or keeps traces without noise."""
     for name, layer in module.named_modules():
         kind = type(layer).__name__
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):

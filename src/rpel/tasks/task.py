@@ -1,5 +1,7 @@
-"""A task of one's own: a network, data and a loss,
-the same object for a simulation and for a peer of a network."""
+"""Define a task from Python: a network, data and a loss.
+
+The same object serves a simulation and a peer of a network.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -89,8 +91,10 @@ class Task:
         )
 
     def of_member(self, index: int, *, batch_size: int, seed: int) -> Classification:
-        """The task of member ``index`` of a network, who holds all training examples there are here; of a
-        list with one data set for each member, the one with that number."""
+        """Return the task of member ``index`` of a network, which holds all training examples given here.
+
+        If `train` is a list with one data set for each member, the member gets the one with its number.
+        """
         if self.shards is None:
             return self.among({index: np.arange(self.dataset.size)}, batch_size=batch_size, seed=seed)
         if index >= len(self.shards):

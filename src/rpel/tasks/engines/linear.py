@@ -110,8 +110,7 @@ def matching(module: nn.Module, loss: Loss, probe: Probe) -> Layers | None:
 
 
 def _just(layers: list[nn.Conv2d | nn.Linear], module: nn.Module) -> bool:
-    """Whether the module holds these layers' weights and biases, in this order and each once,
-    and nothing else."""
+    """Return whether the module holds exactly these layers' weights and biases, in this order."""
     held = list(module.parameters())
     wanted = [id(p) for layer in layers for p in (layer.weight, layer.bias)]
     shapes = [shape for layer in layers for shape in (_shape(layer), _shape(layer)[:1])]
@@ -156,8 +155,10 @@ def _letter(layer: nn.Module) -> str:
 def _placed(
     layers: list[nn.Conv2d | nn.Linear], convolutions: int, flattens: bool, log_softmax: bool
 ) -> Layers | None:
-    """Where each layer's parameters lie in the vector;
-    None if a layer is not as wide as the one before it."""
+    """Return where each layer's parameters lie in the vector.
+
+    None if the width of a layer differs from that of the layer before it.
+    """
     placed, at = [], 0
     for layer in layers:
         weight, end = at + layer.weight.numel(), at + layer.weight.numel() + layer.weight.shape[0]

@@ -1,5 +1,4 @@
-"""Convolution, rectifier and batch normalisation, perhaps with pooling and dropout,
-as one pass over the images.
+"""Compute convolution, rectifier, batch normalisation, pooling and dropout in one pass over the images.
 
 A block C-R-B(-M(-D)) writes its rectified convolution r and nothing else of that size: the normalisation,
 which needs the mean and variance of all of r first, is a scale and a shift that the next block applies where
@@ -67,8 +66,10 @@ from rpel.types import Floats
 def rectify(
     builder: Builder, images: Any, at: Any, pixels: Any, channels: Any, bias: Any, pivot: Any, sums: Any
 ) -> None:
-    """images = the positive part of images + bias; what it is above the pivot, and its square,
-    added to the sums."""
+    """Set images to the positive part of images + bias.
+
+    The difference from the pivot and its square are added to the sums.
+    """
     kind = vector_of(images, LANES)
     step = builder.mul(channels, integer(4))
     with cgutils.for_range_slice(builder, integer(0), builder.mul(pixels, channels), step) as (p, _):  # noqa: SIM117
@@ -110,8 +111,10 @@ def derive(
     builder: Builder, r: Any, d: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any,
     terms: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """target = a · d + e · r + b where r is positive, else 0, for terms a, e and b (3, channels);
-    and its sum."""
+    """Set target to a · d + e · r + b where r is positive, else to 0, and add it to the sums.
+
+    The terms a, e and b are one array (3, channels).
+    """
     kind = vector_of(r, LANES)
 
     def body(p: Any, c: Any) -> None:
@@ -139,8 +142,10 @@ def derive_pooled(
     builder: Builder, r: Any, at: Any, q: Any, d: Any, begin: Any, target: Any, to: Any, width: Any,
     channels: Any, terms: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """As `derive`, for a row of pooling windows:
-    d reaches the first pixel of a window that equals its winner q."""
+    """Do the same as `derive` for a row of pooling windows.
+
+    d goes to the first pixel of a window that equals its winner q.
+    """
     kind = vector_of(r, LANES)
     line, half = builder.mul(width, channels), builder.sdiv(width, integer(2))
     with loop(builder, integer(0), half) as (x, _), loop(builder, integer(0), channels, LANES) as (c, _):
@@ -166,8 +171,10 @@ def pool_row(
     builder: Builder, r: Any, at: Any, q: Any, y: Any, to: Any, width: Any, channels: Any, scale: Any,
     shift: Any,
 ) -> None:  # fmt: skip
-    """Of each window in a row of them the pixel that is largest after scale and shift: as it is,
-    and after them."""
+    """Find in each window of a row the pixel that is largest after scale and shift.
+
+    Its value is stored before (q) and after (y) scale and shift.
+    """
     kind = vector_of(r, LANES)
     line, half = builder.mul(width, channels), builder.sdiv(width, integer(2))
     with loop(builder, integer(0), half) as (x, _), loop(builder, integer(0), channels, LANES) as (c, _):
@@ -272,8 +279,10 @@ def _unfold(x: Floats, n: int, z: Sizes, padded: Floats, patches: Floats) -> Non
 def convolve_patches(
     x: Floats, z: Sizes, weight: Floats, bias: Floats, pivot: Floats, out: Floats, moments: Floats
 ) -> None:
-    """The positive part of a convolution with weight (9 · inner, outer);
-    moments as in `winograd.convolve`."""
+    """Compute the positive part of a convolution with weight (9 · inner, outer).
+
+    The moments are those of `winograd.convolve`.
+    """
     whole, run = z.height * z.width, 9 * z.inner
     padded, patches = (
         np.zeros((z.height + 2) * (z.width + 2) * z.inner, x.dtype),

@@ -74,8 +74,10 @@ class _Head:
         return values
 
     def backward(self, x: Tensor, values: list[Tensor], labels: Tensor, out: Tensor) -> Tensor:
-        """The gradient of the mean negative log-likelihood: of the layers into `out` (d,),
-        of the features returned."""
+        """Compute the gradient of the mean negative log-likelihood.
+
+        The layers' gradient goes into `out` (d,); that of the features is returned.
+        """
         delta = _scores_gradient(values[-1], labels)
         delta /= len(labels)
         for position in reversed(range(len(self.linears))):
@@ -89,8 +91,10 @@ class _Head:
 
 
 def _scores_gradient(scores: Tensor, labels: Tensor) -> Tensor:
-    """Of the negative log-likelihood of each example, from log-probabilities (B, classes),
-    which are overwritten."""
+    """Return the gradient of each example's negative log-likelihood with respect to its scores.
+
+    It overwrites the log-probabilities (B, classes).
+    """
     delta = scores.exp_()
     return delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
 
@@ -176,8 +180,10 @@ class ConvolutionEngine(Engine):
     def _backward(
         self, scratch: list[_Scratch], gradient: NDArray[Any], count: int, out: NDArray[Any]
     ) -> None:
-        """From the gradient of the last pooled values to those of all convolutions,
-        into one row of the result."""
+        """Compute the gradients of all convolutions, into one row of the result.
+
+        They follow from the gradient of the last pooled values.
+        """
         for i in reversed(range(len(self.stages))):
             s, of, own, affine = self.stages[i], self.places[i], scratch[i], self.affines[i]
             own.d_taps.fill(0)

@@ -24,11 +24,10 @@ cgutils: Any = numba_cgutils
 
 
 def instruction(*literals: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that writes instructions, f(builder, …), one that compiled functions call,
-    without the builder.
+    """Turn f(builder, …), which emits instructions, into a function that compiled code calls without builder.
 
-    It is given the addresses of arrays, the values of numbers,
-    and as Python's numbers those named in `literals`.
+    f receives the addresses of arrays, the values of numbers, and the parameters named in `literals` as
+    Python numbers.
     """
 
     def made(emit: Callable[..., None]) -> Callable[..., None]:

@@ -67,8 +67,7 @@ class Stage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where pooled values lie in a flat array: the first of them,
-    and the steps from row to row and image to image."""
+    """The place of pooled values in a flat array: the first one, and the steps between rows and images."""
 
     at: int
     row: int
@@ -109,15 +108,16 @@ def pool_window(
     bias: Any, bias_at: Any, lanes: int, windows: int, best: Any, best_at: Any, winner: Any, winner_at: Any,
     filters: Any,
 ) -> None:  # fmt: skip
-    """The 2 × 2 window whose first patch starts at image[at]: per filter the largest of the four sums,
-    and whose it is.
+    """Store for each filter the largest of a 2 × 2 window's four sums, and which of the four it is.
 
-    `windows` (a literal): so many windows beside each other, the results `filters` apart;
-    each weight is read once.
+    The window's first patch starts at image[at].
+
+    `windows` (a literal) is the number of windows computed side by side, with results `filters` apart; each
+    weight is read once.
 
     best[best_at + j] = max(0, largest), winner[winner_at + j] = 0 … 3 in reading order, or NOBODY if not
-    positive. weights[first:] are (k, k · channels, lanes); `lanes` is a literal, a multiple of NARROW.
-    Sums run over the patch in order.
+    positive. weights[first:] are (k, k · channels, lanes); `lanes` is a literal, a multiple of NARROW. Sums
+    run over the patch in order.
     """
     parts = [(p, vector_of(image, min(LANES, lanes - p))) for p in range(0, lanes, LANES)]
     run = builder.mul(k, channels)
@@ -151,8 +151,10 @@ def pool_window(
 
 
 def _keep_largest(builder: Builder, sums: list[Any], results: tuple[Any, Any], at: Any) -> None:
-    """The first largest of four, rectified, and its number;
-    NaN is neither larger nor smaller and so stays visible."""
+    """Store the largest of four sums, rectified, and the number of the first one that is as large.
+
+    NaN compares neither larger nor smaller and therefore stays visible.
+    """
     largest, kind = sums[0], sums[0].type
     who, *numbers, nobody = (
         ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [q] * kind.count) for q in (0, 1, 2, 3, NOBODY)
@@ -175,8 +177,9 @@ def add_runs(
     builder: Builder, total: Any, at: Any, stride: Any, source: Any, shift: Any, jump: Any, begins: Any,
     factors: Any, count: Any, parts: int, ways: int, lanes: int,
 ) -> None:  # fmt: skip
-    """total[at + p·stride + j] += Σ_l factors[l] · source[begins[l] + shift + p·jump + j] for p < parts,
-    j < lanes.
+    """Add to total[at + p·stride + j] the weighted sum of runs of the source.
+
+    The sum is Σ_l factors[l] · source[begins[l] + shift + p·jump + j], for p < parts and j < lanes.
 
     `parts`, `ways` and `lanes` are literals; count is a multiple of `ways`. Way w sums the l ≡ w (mod ways)
     in order.
@@ -253,8 +256,10 @@ def pool(
     s: Stage, count: int, images: Floats, weights: Floats, offsets: Floats, out: Floats, to: Place,
     winners: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """Pooled values of `count` images at their place in `out`, and winners (count, rows, columns,
-    filters)."""
+    """Store the pooled values of `count` images at their place in `out`, and their winners.
+
+    winners: (count, rows, columns, filters).
+    """
     row = s.width * s.channels
     block = s.lanes
     size = s.k * s.k * s.channels * block
@@ -383,8 +388,10 @@ def image_gradient(
     s: Stage, count: int, taps: Floats, gradient: Floats, of: Place, winners: NDArray[np.uint8],
     begins: NDArray[np.int64], factors: Floats, d_images: Floats,
 ) -> None:  # fmt: skip
-    """Add to d_images what the gradient of the pooled values gives; begins, factors:
-    scratch for filters + 4 values."""
+    """Add the contribution of the pooled values' gradient to d_images.
+
+    begins, factors: scratch for filters + 4 values.
+    """
     row = s.width * s.channels
     zero, one = np.uint64(0), np.uint64(1)
     for n in range(count):

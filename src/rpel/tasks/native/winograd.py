@@ -1,5 +1,6 @@
-"""Convolutions of 3 × 3 by Winograd's F(4 × 4, 3 × 3): a quarter of the multiplications,
-forward and backward.
+"""Compute 3 × 3 convolutions by Winograd's F(4 × 4, 3 × 3) with a quarter of the multiplications.
+
+This holds forward and backward.
 
 A tile of 6 × 6 pixels d and a filter g give 4 × 4 results Aᵀ[(G g Gᵀ) ⊙ (Bᵀ d B)]A: per pair of channels 36
 products in the place of 144, and over all channels and tiles 36 matrix products.
@@ -175,8 +176,10 @@ def finish(
     builder: Builder, source: Any, at: Any, stride: Any, target: Any, to: Any, line: Any, channels: Any,
     bias: Any, pivot: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """The positive part of Aᵀ m A + bias of a tile m; what it is above the pivot is added to the sums
-    (2, channels), and its square."""
+    """Write the positive part of Aᵀ m A + bias of a tile m.
+
+    The difference from the pivot and its square are added to the sums (2, channels).
+    """
     tile = _Tile(builder, source, at, builder.mul(stride, integer(6)), stride, 6)
     found = _Tile(builder, target, to, line, channels, 4)
     kind = tile.kind
@@ -196,7 +199,7 @@ def raised(builder: Builder, value: Any, floor: Any) -> Any:
 
 
 def add_moments(builder: Builder, values: list[Any], sums: Any, c: Any, channels: Any) -> None:
-    """The values and their squares, added to the sums (2, channels) at channels c …"""
+    """Add the values and their squares to the sums (2, channels), from channel c on."""
     first = values[0]
     total, square = first, builder.fmul(first, first)
     for value in values[1:]:
@@ -222,8 +225,10 @@ def scaled(
 
 
 def over_pixels(builder: Builder, pixels: Any, channels: Any, body: Any) -> None:
-    """body(place, channel) for every vector of so many pixels, a multiple of four,
-    which are taken side by side."""
+    """Call body(place, channel) for every vector of these pixels.
+
+    The number of pixels is a multiple of four; four are processed side by side.
+    """
     count, step = builder.mul(pixels, channels), builder.mul(channels, integer(4))
     with cgutils.for_range_slice(builder, integer(0), count, step) as (p, _):  # noqa: SIM117 - one inside the other
         with loop(builder, integer(0), channels, LANES) as (c, _):
@@ -239,9 +244,12 @@ def add_block(
     builder: Builder, a: Any, at: Any, down: Any, along: Any, b: Any, begin: Any, step: Any, c: Any, to: Any,
     below: Any, inner: Any, keep: Any, rows: int, vectors: int,
 ) -> None:  # fmt: skip
-    """c[to + i·below + j] = Σ_k a[at + i·down + k·along] · b[begin + k·step + j] for i < rows and j in so
-    many vectors, added to what is there if `keep`. rows and vectors are literals;
-    the sums stay in registers."""
+    """Multiply one block of two matrices.
+
+    c[to + i·below + j] = Σ_k a[at + i·down + k·along] · b[begin + k·step + j], for i < rows and j in the
+    given number of vectors; both numbers are literals. If `keep`, the product is added to the present values.
+    The sums stay in registers.
+    """
     kind = vector_of(b, LANES)
     places = [
         [
@@ -276,8 +284,10 @@ def product(
     a: Floats, at: int, down: int, along: int, b: Floats, begin: int, c: Floats, to: int, rows: int,
     inner: int, columns: int, keep: int,
 ) -> None:  # fmt: skip
-    """c (rows, columns) at `to` = a · b (inner, columns), plus what is there if `keep`;
-    columns in whole vectors."""
+    """Write a · b (inner, columns) into c (rows, columns) at `to`; columns in whole vectors.
+
+    If `keep`, the product is added to the present values.
+    """
     j = 0
     while j < columns:
         wide = j + VECTORS * LANES <= columns
@@ -361,9 +371,12 @@ def differentiate(
     x: Floats, first: int, some: int, z: Sizes, scale: Floats, shift: Floats, d_out: Floats, begin: int,
     u: Floats, v: Floats, m: Floats, padded: Floats, sums: Floats, d_u: Floats, d_x: Floats,
 ) -> None:  # fmt: skip
-    """Some images' part of what `d_out`, from `begin` on, does to the filters, added to d_u (36, inner,
-    outer), and to the scaled images, into d_x, if there is room. u: filters (36, outer, inner). sums:
-    as large as `padded`."""
+    """Add some images' contribution to the gradient of the filters, and of the scaled images.
+
+    The derivative of the output is `d_out` from `begin` on. The filters' gradient is added to d_u (36, inner,
+    outer); the images' goes into d_x unless it is empty. u: filters (36, outer, inner). sums: as large as
+    `padded`.
+    """
     tiles, c, k = some * z.tiles, z.inner, z.outer
     of_v, of_m = len(v) // 36, len(m) // 36
     _leave_back(d_out, begin, some, z, m)

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tarfile
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +35,6 @@ from rpel.studies import plots
 from rpel.studies.arena import MEASURES, Standings
 from rpel.studies.paper import ATTACKS, SHARES, everything, find
 from rpel.studies.study import Result, Results
-from rpel.text import count, human_bytes
 from rpel.theory import reduction
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -189,6 +188,20 @@ def markdown(head: Sequence[str], lines: Lines) -> str:
     return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
 
 
+def varying(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table without the columns that say the same in every line.
+
+    >>> print(varying(["s", "b"], [["3", "1"], ["4", "1"]]))
+    | s |
+    |---|
+    | 3 |
+    | 4 |
+    """
+    lines = list(lines)
+    shown = [i for i in range(len(head)) if len({line[i] for line in lines}) > 1]
+    return markdown([head[i] for i in shown], ([line[i] for i in shown] for line in lines))
+
+
 def each(values: Iterable[float], digits: int = 3) -> str:
     """One number a seed."""
     return ", ".join(f"{value:.{digits}f}" for value in values)
@@ -198,13 +211,13 @@ def about(values: Sequence[float | None]) -> str:
     """The mean, and half of the range over the seeds.
 
     >>> about([0.5, 0.7]), about([None, 0.5]), about([0.25]), about([])
-    ('.600\\xa0±\\xa0.100', 'overflowed', '.250', '–')
+    ('.600±.100', 'overflowed', '.250', '–')
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < len(values) or not values:
         return "overflowed" if values else NONE
     both = [fmean(known)] + ([(max(known) - min(known)) / 2] if len(known) > 1 else [])
-    return "\u00a0±\u00a0".join(f"{number:.3f}".removeprefix("0") for number in both)
+    return "±".join(f"{number:.3f}".removeprefix("0") for number in both)
 
 
 def three(number: float) -> str:
@@ -234,17 +247,21 @@ def ends(name: str) -> dict[tuple[str, Any], Any]:
 
 
 def panels(*names: str) -> str:
-    """A row a curve: what each seed ends with, the most hostile peers a node met, and what all sent."""
+    """A row a curve: what each seed ends with, and the most hostile peers a node met.
+
+    Of a single panel also what all sent.
+    """
     lines, proofs = [], {entry["name"]: entry["runs"] for entry in _index(KEPT / "paper")}
     for name in names:
-        for (curve, _), rows in ends(name).items():
+        for place, ((curve, _), rows) in enumerate(ends(name).items()):
             mine = [proofs[name][run] for run in rows["run"]]
             met = ", ".join(str(proof["max_observed"]) for proof in mine) + f" of {mine[0]['b_hat']}"
-            sent = f"{rows['bytes'].iloc[0] / 1e9:.1f}"
+            sent = f"{rows['bytes'].iloc[0] / 1e9:.1f}" if len(names) == 1 else ""
             accuracies = [each(rows[f"accuracy_{end}"]) for end in ("mean", "worst")]
-            lines.append([find(name).title, curve, str(rows["round"].iloc[0]), *accuracies, met, sent])
+            title = "" if place or len(names) == 1 else find(name).title
+            lines.append([title, curve, str(rows["round"].iloc[0]), *accuracies, met, sent])
     head = ["panel", "curve", "rounds", "mean accuracy", "worst node", "hostile met, b_hat", "GB sent"]
-    return markdown(head, lines)
+    return varying(head, lines)
 
 
 def rivals(*names: str) -> str:
@@ -289,23 +306,21 @@ def fractions(*names: str) -> str:
 
 
 def figures() -> str:
-    """Figure by figure: how many of its panels were run, and at which size."""
-    entries, inside = (
-        {entry["name"]: entry for entry in _index(KEPT / "paper")},
-        defaultdict[str, list[str]](list),
-    )
+    """How many panels of which figures were run at each size."""
+    entries = {entry["name"]: entry for entry in _index(KEPT / "paper")}
+    inside = defaultdict[str, list[str]](list)
     for panel in everything():
-        inside[panel.figure.partition(" (")[0]].append(panel.name)
-    lines = []
+        inside[panel.figure.partition(" (")[0].removeprefix("Figure ")].append(panel.name)
+    sizes = defaultdict[str, list[str]](list)
     for figure, names in inside.items():
         notes = dict.fromkeys(entries[name]["note"] for name in names if name in entries)
         there = sum(name in entries for name in names)
-        lines.append([figure, f"{there} of {len(names)}", "; ".join(notes) or "not run"])
+        some = "" if there == len(names) else f" ({there} of {len(names)} panels)"
+        sizes["; ".join(notes) or "not run"].append(figure + some)
     proofs = {name: proof for entry in entries.values() for name, proof in entry["runs"].items()}
-    codes = Counter(proof["code"] for proof in proofs.values()).most_common()
     held = f"Runs: {len(proofs)}; the plan held in {sum(proof['held'] for proof in proofs.values())}."
-    versions = f"Code versions (runs): {', '.join(f'{code} ({number})' for code, number in codes)}."
-    return markdown(["figure", "panels", "size"], lines) + f"\n\n{held} {versions}"
+    table = markdown(["figures", "size"], ([", ".join(some), size] for size, some in sizes.items()))
+    return f"{table}\n\n{held}"
 
 
 # --- single runs of the paper's settings --------------------------------------------------------------------
@@ -343,7 +358,7 @@ def long() -> str:
         lines.append(((changed, spec["pull"], spec["attack"], run.seed), line))
     head = ["s", "attack", "setting", "seed", "rounds", *(f"mean at {t:,}" for t in STEPS), "mean at the end"]
     head += ["worst node", "75 % for good from", "hostile met, b_hat"]
-    return markdown(head, [line for _, line in sorted(lines)])
+    return varying(head, [line for _, line in sorted(lines)])
 
 
 def _short(value: Any) -> str:
@@ -355,28 +370,23 @@ def reductions() -> str:
     """A row a setting: what an exchange leaves of the spread (α) and moves the mean (λ), beside the lemma."""
     robust = [run for run in archive("paper") if run.has(method="rpel", rule="nnm+trimmed_mean")]
     sizes = ("dataset", "nodes", "byzantine", "pull")
-    groups = _by(
-        robust, lambda run: (*map(run.spec.get, sizes), run.b_hat, ATTACK_LABELS.get(run.attack, run.attack))
-    )
+    groups = _by(robust, lambda run: (*map(run.spec.get, sizes), run.b_hat))
     lines = []
-    for (data, n, b, s, b_hat, attack), runs in sorted(groups.items()):
+    for (data, n, b, s, b_hat), runs in sorted(groups.items()):
         promised = reduction(n, b, s, b_hat)
         assert promised is not None, "a plan's b_hat is a minority"
-        seen = [row for run in runs for row in run.rows if row["alpha_realised"] is not None]
-        line = [data, *map(str, (n, b, s, b_hat)), attack, f"{len(seen)} of {count(len(runs), 'run')}"]
+        line = [data, *map(str, (n, b, s, b_hat))]
         for bound, key in ((promised.alpha, "alpha_realised"), (promised.lambda_, "lambda_realised")):
-            values = [row[key] for row in seen]
+            values = [row[key] for run in runs for row in run.rows if row[key] is not None]
             line += map(three, (bound, fmean(values), max(values)))
         lines.append(line)
-    head = ["data", "n", "b", "s", "b_hat", "attack", "rounds measured"]
-    return markdown(
-        [*head, *(f"{name}, {word}" for name in "αλ" for word in ("promised", "mean", "largest"))], lines
-    )
+    words = ("promised", "mean", "largest")
+    return markdown(["data", "n", "b", "s", "b_hat", *(f"{a}, {w}" for a in "αλ" for w in words)], lines)
 
 
 SETTINGS: dict[str, Row] = {
     "mnist": {
-        "method": ("rpel",), "attack": ("alie", "foe", "sign_flipping"), "rule": ("nnm+trimmed_mean", "mean"),
+        "method": ("rpel",), "attack": ("foe", "sign_flipping"), "rule": ("nnm+trimmed_mean", "mean"),
         "sizes": ((100, 10, 15), (30, 6, 15)),
     },
     "baselines": {
@@ -388,24 +398,30 @@ SETTINGS: dict[str, Row] = {
 
 
 def settings(name: str) -> str:
-    """A row for each setting (all fields alike but the seed): what its seeds ended with."""
+    """A row for each setting and attack, a column for each method: mean accuracy (worst node)."""
     wanted = SETTINGS[name] | {"dataset": "mnist", "rounds": 200}
     sizes_of = wanted.pop("sizes")
-    groups: dict[Any, dict[int, Kept]] = defaultdict(dict)
+    cells: dict[Any, dict[str, dict[int, Kept]]] = defaultdict(lambda: defaultdict(dict))
     for run in archive("paper"):
         sizes = tuple(run.spec.get(key) for key in ("nodes", "byzantine", "pull"))
         if sizes in sizes_of and run.has(**wanted):
-            method, rule = run.spec["method"], run.spec["rule"]
-            groups[sizes, run.attack, method != "rpel", method, rule][run.seed] = run
+            column = "averaging" if run.spec["rule"] == "mean" else run.spec["method"]
+            cells[sizes, run.attack][column][run.seed] = run
+    columns = sorted(
+        {column for row in cells.values() for column in row}, key=lambda name: (name != "rpel", name)
+    )
     lines = []
-    for (sizes, attack, _, method, rule), by_seed in sorted(groups.items()):
-        seeds, runs = zip(*sorted(by_seed.items()), strict=True)
-        accuracies = [each((run.end(f"accuracy_{end}") for run in runs), 4) for end in ("mean", "worst")]
-        met = ", ".join(str(run.proof["max_observed"]) for run in runs)
-        line = [method, rule, *map(str, sizes), str(runs[0].b_hat), attack, ", ".join(map(str, seeds))]
-        lines.append([*line, *accuracies, met])
-    head = ["method", "rule", "n", "b", "s", "b_hat", "attack", "seeds", "mean accuracy", "worst node"]
-    return markdown([*head, "most hostile met"], lines)
+    for (sizes, attack), row in sorted(cells.items()):
+        mean, worst = (
+            [
+                each(row[column][seed].end(f"accuracy_{end}") for seed in sorted(row[column]))
+                for column in columns
+            ]
+            for end in ("mean", "worst")
+        )
+        both = (f"{m} ({w})" if m else NONE for m, w in zip(mean, worst, strict=True))
+        lines.append([*map(str, sizes), attack, *both])
+    return markdown(["n", "b", "s", "attack", *columns], lines)
 
 
 # --- the arena ----------------------------------------------------------------------------------------------
@@ -440,28 +456,22 @@ def standings(hostile: int) -> Standings:
 
 
 def arena(kind: str, hostile: str) -> str:
-    """Places, with the worst case by seed, and under how many of the attacks it is one."""
-    played, lines = standings(int(hostile)), []
-    every = len(played.attacks)
-    for place, rank in enumerate(played.ranking, 1):
-        ran = str(every) if not rank.unable else f"{every - rank.unable} of {every}"
-        facts = [
-            f"{rank.worst_case or 0:.3f}",
-            rank.attack,
-            each(rank.cases.values()),
-            ran,
-            human_bytes(rank.bytes),
-        ]
-        lines.append([str(place), getattr(rank, kind), *(facts if rank.cases else [NONE] * len(facts))])
-    return markdown(["place", kind, "worst case", "under", "by seed", "attacks", "sent"], lines)
+    """By rank: the worst case, under which attacks, and by seed where there are several."""
+    lines = []
+    for rank in standings(int(hostile)).ranking:
+        if rank.cases:
+            seeds = each(rank.cases.values()) if len(rank.cases) > 1 else ""
+            lines.append([getattr(rank, kind), f"{rank.worst_case or 0:.3f}", rank.attack, seeds])
+    return varying([kind, "worst case", "under", "by seed"], lines)
 
 
 def matrix(kind: str, hostile: str) -> str:
     """The worst node: contestants by rank, a column an attack."""
     played = standings(int(hostile))
     lines = [
-        [getattr(rank, kind), *(NONE if math.isnan(value) else f"{value:.2f}" for value in row)]
+        [getattr(rank, kind), *(f"{value:.2f}".removeprefix("0") for value in row)]
         for rank, row in zip(played.ranking, played.matrix("accuracy_worst").to_numpy(), strict=True)
+        if rank.cases
     ]
     return markdown([kind, *played.attacks], lines)
 
@@ -511,7 +521,7 @@ def asynchrony() -> str:
             line = [two(still), f"{times[0]:,.0f}", two(moving), f"{times[1]:,.0f}", f"{when:,.0f}"]
             lines.append([str(n), attack.replace("of=", ""), seeds, *line, f"{when / times[0]:.2f}"])
     head = ["n", "attack", "seeds", "synchronous", "its time", "asynchronous", "its time"]
-    return markdown([*head, "as good as synchronous from", "share"], lines)
+    return varying([*head, "as good as synchronous from", "share"], lines)
 
 
 def slow() -> str:
@@ -564,7 +574,7 @@ def federation(name: str, model: str) -> str:
             better = NONE if way == "alone" else _better_alone(runs, alone)
             lines.append([way, shown, str(len(runs)), *cells, better])
     head = ["way", "attack", "seeds", *COLUMNS, *["perplexity"] * language, "better alone"]
-    return markdown(head, lines)
+    return varying(head, lines)
 
 
 def _better_alone(runs: Sequence[Kept], alone: dict[int, Kept]) -> str:

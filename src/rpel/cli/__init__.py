@@ -1,9 +1,9 @@
-"""The command line: parses, calls one function each, prints. Results go to stdout,
-progress and warnings to stderr.
+"""The command line: parses, calls one function each, prints.
 
-Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 interrupted, after saving where
-there is something to save. Commands import what is heavy when they are called:
-``rpel plan`` never sees torch.
+Results go to stdout, progress and warnings to stderr.
+
+Exit status: 0 done, 1 failed, 2 bad input (one sentence, no traceback), 130 interrupted, after saving what
+can be saved. Commands import heavy modules only when they are called: ``rpel plan`` never imports torch.
 """
 
 import importlib
@@ -40,8 +40,10 @@ def _root(
 
 
 class WholeSentences(TyperGroup):
-    """A group whose help says the first paragraph of each command in full,
-    not cut at the width of the screen."""
+    """A group whose help shows the first paragraph of each command in full.
+
+    typer would cut it at the width of the screen.
+    """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
@@ -141,8 +143,10 @@ def _listed() -> typer.Typer:
 
 
 def _for(words: list[str]) -> typer.Typer:
-    """The command line as far as these words need it: ``rpel plan`` answers at once,
-    and so does ``rpel --help``."""
+    """Build as much of the command line as these words need.
+
+    This keeps ``rpel plan`` and ``rpel --help`` fast.
+    """
     if words[:1] == ["--help"] or not words:
         return _listed()
     return _with(words[:1]) if words[0] in _COMMANDS or words[0] in _GROUPS else _whole()

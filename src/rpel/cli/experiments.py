@@ -181,11 +181,10 @@ def arena(
     jobs: opt.Jobs = None, data_dir: opt.DataDir = None,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """Run all rules against all attacks in one setting and budget, several at a time,
-    and make one page of it.
+    """Run all rules against all attacks in one setting and budget, and make one page of it.
 
-    What is finished is not repeated; after Ctrl-C the same command goes on.
-    What cannot run is shown with its reason.
+    Several runs are computed at a time. Finished runs are not repeated; after Ctrl-C the same command
+    continues. What cannot run is shown with its reason.
 
     Example: rpel arena --preset quickstart --rules mean,median,nnm+trimmed_mean --attacks alie,foe --seeds
     0-2
@@ -246,10 +245,9 @@ def reproduce(
     extra: bool = False, tensorboard: opt.TensorBoard = False,
     as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """Make figures of the paper: numbers as CSV, pictures as SVG and PNG,
-    and an index of the runs behind them.
+    """Make figures of the paper: CSV, SVG, PNG, and an index of the runs behind them.
 
-    What is finished is not repeated; after Ctrl-C the same command goes on.
+    Finished runs are not repeated; after Ctrl-C the same command continues.
 
     Example: rpel reproduce mnist-right alie-mean-s3-b1 --scale smoke
 

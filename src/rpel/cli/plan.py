@@ -70,8 +70,10 @@ def plan(
 
 
 def _noise(asked: Mapping[str, Any], steps: int) -> float | None:
-    """The noise multiplier for --privacy-epsilon; None, and no accountant imported,
-    where it is not asked for."""
+    """Return the noise multiplier for --privacy-epsilon.
+
+    Where the option is not given, return None and do not import the accountant.
+    """
     epsilon, delta, examples, batch = asked.values()
     if all(value is None for value in asked.values()):
         return None

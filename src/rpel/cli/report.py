@@ -24,10 +24,10 @@ def report(
     paths: list[Path], output: Path = REPORT, csv: Path | None = None, latex_file: Path | None = None,
     figures: Path | None = None, style: opt.Look = "screen", as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """Make one self-contained page of runs: curves with bands over seeds, tables that sort, certificates,
-    commands.
+    """Make one self-contained page of runs.
 
-    It needs no network, reads well on a phone, in light and dark and on paper.
+    It shows curves with bands over seeds, sortable tables, certificates and the commands that repeat the
+    runs. It needs no network and reads well on a phone, in light and dark, and on paper.
 
     Example: rpel report runs -o report.html --csv report.csv --latex table.tex --figures figures
 
@@ -155,8 +155,9 @@ def _cells(row: dict[str, Any]) -> tuple[Text | str, ...]:
 
 @opt.described
 def compare(a: Path, b: Path, as_json: opt.Json = False) -> None:
-    """Compare two runs, or two sets of seeds: what differs in their specifications, curves,
-    paired differences.
+    """Compare two runs, or two sets of seeds.
+
+    Shows the differences of their specifications, their curves, and paired differences.
 
     Example: rpel compare runs/quickstart-0123456789ab runs/quickstart-ba9876543210
 

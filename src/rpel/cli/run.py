@@ -1,5 +1,7 @@
-"""``rpel run``, ``resume``, ``show`` and ``list``. Every field of a Spec is an option,
-made from the field itself."""
+"""Define ``rpel run``, ``resume``, ``show`` and ``list``.
+
+Every field of a Spec is an option, made from the field itself.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -87,8 +89,9 @@ def run(
 def resume(
     path: Path, force: bool = False, tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
-    """Go on with an interrupted run from its last checkpoint, as if it had not stopped;
-    or with all below a folder.
+    """Continue an interrupted run, or all runs below a folder, from the last checkpoint.
+
+    The result is the same as without the interruption.
 
     Example: rpel resume runs/quickstart-0123456789ab
 

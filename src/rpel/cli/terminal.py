@@ -1,5 +1,7 @@
-"""What commands share: options, each declared once; tables and results on stdout,
-progress and warnings on stderr."""
+"""Share what several commands need: options, each declared once, and output.
+
+Tables and results go to stdout, progress and warnings to stderr.
+"""
 
 import json
 import logging
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
 
 class NamesInHelp(TyperCommand):
-    """A command whose help ends with the names of rules and attacks;
-    they are looked up only there (numba is slow)."""
+    """A command whose help ends with the names of rules and attacks.
+
+    The names are looked up only then, because importing numba is slow.
+    """
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from rpel import attacks
@@ -73,8 +77,10 @@ def _finite(content: Any) -> Any:
 
 
 def print_pairs(rows: Collection[tuple[str, str]]) -> None:
-    """Names and what there is to say of each, broken between words where a person looks,
-    a line each elsewhere."""
+    """Print names and descriptions.
+
+    On a terminal the lines are broken between words; elsewhere each pair is one line.
+    """
     indent = max((len(name) for name, _ in rows), default=0) + 2
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, about in rows:
@@ -168,8 +174,11 @@ def interruptible(tell: Callable[[str], None] = say) -> Iterator[None]:
 
 
 class RunDisplay:
-    """Progress of runs: a bar with the time left where a person looks (``one``: of the newest run only),
-    a plain line every tenth where none does."""
+    """Show the progress of runs.
+
+    On a terminal each run has a bar with the time left (``one``: only the newest run); elsewhere a plain line
+    is printed after every tenth of a run.
+    """
 
     def __init__(self, console: Console, one: bool = False) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -202,8 +211,10 @@ class RunDisplay:
             self.say(f"downloaded {name}, {human_bytes(done)}")
 
     def update(self, label: str, done: int, total: int | None, seen: str, words: str = "") -> None:
-        """A bar of that label; it takes what the words leave of the line,
-        and a long label is cut before they are."""
+        """Update the bar with that label.
+
+        The bar gets the room that the words leave; a long label is cut before they are.
+        """
         for old in [key for key in self.tasks if key == "" or (self.one and key != label)]:
             self.bars.remove_task(self.tasks.pop(old))
         words = words or f"{done}/{total}"
@@ -227,8 +238,7 @@ def _seen(t: "Tick") -> str:
 
 @contextmanager
 def display(one: bool = False) -> Iterator[RunDisplay]:
-    """A progress display on stderr that also shows what the run has to say,
-    and how to go on after an interrupt."""
+    """Show progress on stderr, with the messages of the run and how to continue after an interrupt."""
     shown = RunDisplay(stderr(), one)
 
     def tell(sentence: str) -> None:

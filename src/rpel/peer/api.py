@@ -79,8 +79,10 @@ class Peer:
         return self._node.live(TorchLearner(model, state, self._node.layout))
 
     def measured(self, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Say what the loop measured in this round: it is shown on the peer's page,
-        in its metrics and in its log."""
+        """Report what the loop measured in this round.
+
+        It is shown on the peer's page, in its metrics and in its log.
+        """
         self._node.said = Measured(accuracy, loss)
 
     @property
@@ -98,13 +100,15 @@ class Peer:
 
 
 def run(config: Config, progress: Progress | None = None, force: bool = False) -> dict[str, Any]:
-    """Run the peer with these settings; returns its summary. Ctrl-C and SIGTERM raise,
-    with everything on disk.
+    """Run the peer with these settings and return its summary.
 
-    ``force``: also take a later membership that comes too late, or an older one. SIGTERM raises
-    :class:`rpel.processes.Terminated`. The summary's ``over`` says whether the last round had ended before
-    the start, ``model`` where the model lies, ``model_round`` after which round (None: there is none), and
-    ``left`` from which round on this peer is no member, if it left as agreed.
+    On Ctrl-C and SIGTERM it raises, with everything on disk; for SIGTERM the exception is
+    :class:`rpel.processes.Terminated`. ``force``: also accept a later membership that comes too late, or an
+    older one.
+
+    The summary's ``over`` says whether the last round had ended before the start, ``model`` where the model
+    lies, ``model_round`` after which round (None: there is none), and ``left`` the round from which on this
+    peer is no longer a member, if it left as agreed.
     """
     node = Node(config, progress=progress, force=force)
     over, last = node.over, None

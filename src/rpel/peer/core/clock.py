@@ -96,11 +96,10 @@ class RoundClock:
         return self.timetable.end(t)
 
     def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:
-        """Take the median of the members' clocks, so far ahead of one's own, and this one;
-        refuse more than a round.
+        """Set the clock to the median of the members' clocks and this one; refuse more than one round.
 
-        Where the others outvote ``hostile`` liars by themselves this one is left out: wrong,
-        it would be one more.
+        ``offsets`` say how far the members' clocks are ahead. If there are enough of them to outvote
+        ``hostile`` liars, this clock is left out, because a wrong one would count as one more liar.
 
         >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.adopt([2.0, 1.0, 1e9]); clock.position()
@@ -118,8 +117,9 @@ class RoundClock:
         self._zero += off
 
     def slew(self, offsets: Sequence[float], hostile: int) -> float:
-        """Follow the median a little; returns how far off it is. Too few answers to outvote the hostile:
-        stay.
+        """Move the clock a little towards the median and return how far off it was.
+
+        With too few answers to outvote the hostile members, the clock stays as it is.
 
         >>> clock = RoundClock(Timetable.steady(0.0, 10.0), wall=lambda: 25.0, ticks=lambda: 0.0)
         >>> clock.slew([1.0, 1.0], hostile=1), clock.position()

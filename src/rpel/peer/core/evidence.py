@@ -52,8 +52,10 @@ def of_member(membership: Membership, member: int) -> dict[str, Any]:
 
 
 def message(about: Mapping[str, Any], round: int, digest: bytes) -> bytes:
-    """The bytes that are signed: purpose, SHA-256 of the facts and the member's id as canonical JSON, round
-    (8 bytes), SHA-256 of the body.
+    """Return the bytes to sign.
+
+    They are the purpose, the SHA-256 of the facts and the member's id as canonical JSON, the round (8 bytes),
+    and the SHA-256 of the body.
 
     >>> len(message({"run": "ward-7"}, 7, bytes(32)))
     89
@@ -140,11 +142,11 @@ def evidence(proof: Proof, membership: Membership) -> dict[str, Any]:
 
 
 def verified(claim: Mapping[str, Any], membership: Membership, path: str) -> Proof:
-    """The proof that a JSON object holds against a member; ValueError, in one sentence about ``path``,
-    if none.
+    """Return the proof that a JSON object holds against a member.
 
-    Nothing of it is trusted: the certificate must be that of a member, and both signatures those of its key
-    over the facts of this membership.
+    Raises ValueError, in one sentence about ``path``, if it holds none. Nothing in the object is trusted: the
+    certificate must be that of a member, and both signatures must be those of its key over the facts of this
+    membership.
     """
     if any(key not in claim for key in _KEYS):
         raise ValueError(f"{path} is not evidence: a JSON object with {', '.join(_KEYS)}")
@@ -193,10 +195,9 @@ Verifier = Callable[[int, int, bytes, bytes], bool]
 
 @dataclass(frozen=True)
 class Roster:
-    """Who the members are under one membership: their pins by number, this peer's number,
-    how signatures are checked.
+    """The members under one membership: their pins by number, this peer's number, and the verifier.
 
-    ``most``: so many entries are heard of what others tell of a round.
+    ``most``: how many entries are accepted of what another peer tells about a round.
     """
 
     me: int
@@ -206,8 +207,9 @@ class Roster:
 
 
 class Witness:
-    """What one peer saw signed in the last rounds, what others told it, and whose keys that excludes.
-    No files, no I/O.
+    """The signatures that one peer saw or heard of in the last rounds, and the keys that they exclude.
+
+    It uses no files and no other I/O.
 
     >>> roster = Roster(me=0, pins=("a", "b", "c"), verify=lambda member, round, digest, signature: True)
     >>> witness = Witness()
@@ -239,8 +241,10 @@ class Witness:
         self._forget(round)
 
     def saw(self, roster: Roster, member: int, round: int, signed: Signed) -> Proof | None:
-        """A member's half-step came, with a valid signature; the proof,
-        if it had signed another for that round."""
+        """Note that a member's half-step arrived with a valid signature.
+
+        Returns the proof if the member had signed another one for that round.
+        """
         pin = roster.pins[member]
         own = self._seen.setdefault(round, {})
         earlier = own.get(pin) or self._told.get(round, {}).get(pin)
@@ -267,8 +271,10 @@ class Witness:
         return {"seen": entries} | ({"proofs": proofs[:_MOST_PROOFS]} if proofs else {})
 
     def hear(self, roster: Roster, round: int, message: Mapping[str, Any]) -> list[Proof]:
-        """What another peer tells of a round; new proofs.
-        Verified is only what differs from what is known."""
+        """Note what another peer tells about a round, and return new proofs.
+
+        Only what differs from what is known is verified.
+        """
         new: list[Proof] = []
         for member, signed in _entries(message.get("seen"), len(roster.pins), roster.most):
             if member == roster.me:

@@ -172,8 +172,11 @@ class Recall(Effect[Stored]):
 
 @dataclass(frozen=True)
 class AskClocks(Effect[list[float | None]]):
-    """Ask every member for its clock: how far it is ahead, for each that answers; None if it only said that
-    it holds another membership."""
+    """Ask every member for its clock.
+
+    Returns for each that answers how far it is ahead, or None if it only said that it holds another
+    membership.
+    """
 
 
 @dataclass(frozen=True)
@@ -290,8 +293,10 @@ Effects = Coroutine[Any, Any, None]
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs. ``round``: the last one that x stands for; ``last``:
-    the last one ever recorded. The rest is as in a Checkpoint.
+    """What the next round needs.
+
+    ``round``: the last round that x stands for; ``last``: the last one ever recorded. The rest is as in a
+    Checkpoint.
     """
 
     x: Models
@@ -673,8 +678,9 @@ def sizes(rule: Rule, pull: int) -> Iterator[tuple[int, int]]:
 
 
 def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
-    """Run the rule once for each of its sizes on one coordinate;
-    for large models make the kernels of each size too.
+    """Run the rule once for each of its sizes on one coordinate.
+
+    For large models, compile the kernels of each size, too.
 
     >>> import numpy as np
     >>> from rpel.rules import rule
@@ -688,6 +694,8 @@ def make_ready(rule: Rule, pull: int, d: int, dtype: Any) -> None:
 
 
 def warm() -> None:
-    """Load the kernels that every peer needs: for a process from which peers are forked,
-    once for all of them."""
+    """Load the kernels that every peer needs.
+
+    A process that forks peers calls it once for all of them.
+    """
     make_ready(catching_up(1), pull=4, d=1, dtype=np.float32)

@@ -19,8 +19,11 @@ SERVED, OTHER_MEMBERSHIP, GONE, EARLY, TOO_MANY = 200, 409, 410, 425, 429
 
 @dataclass(frozen=True)
 class Decision:
-    """serve: send it; wait: it may come yet (ask again by :meth:`ServePolicy.look`); refuse: with this
-    status code."""
+    """What to do with a request.
+
+    serve: send the body. wait: it may still come (ask again with :meth:`ServePolicy.look`). refuse: answer
+    with this status code.
+    """
 
     kind: Literal["serve", "wait", "refuse"]
     code: int
@@ -30,7 +33,8 @@ _SERVE, _WAIT = Decision("serve", SERVED), Decision("wait", EARLY)
 
 
 class ServePolicy:
-    """What is published and who is being served.
+    """Track what is published and who is being served.
+
     Every request that was not refused ends with one :meth:`done`.
 
     >>> policy = ServePolicy()

@@ -1,5 +1,6 @@
-"""Models on the wire: safetensors bytes whose header every peer computes itself. Pure: bytes in, bytes out,
-no sockets.
+"""Encode models on the wire: safetensors bytes whose header every peer computes itself.
+
+The module is pure: bytes in, bytes out, no sockets.
 
 Invariants: every model of a network looks the same, so a body is accepted only if its length and its header
 bytes are exactly the expected ones, and nothing of the header is ever parsed; value bytes go straight into
@@ -101,8 +102,10 @@ class Layout:
 
     @cached_property
     def header(self) -> bytes:
-        """The bytes before the values: the JSON's length as 8 bytes, then the JSON,
-        padded to align the values."""
+        """Return the bytes before the values: the JSON's length as 8 bytes, then the JSON.
+
+        The JSON is padded to align the values.
+        """
         kind, width = _NAMES[self.dtype], self.dtype.itemsize
         sizes = [width * (last - first) for first, last in pairwise(self.bounds)]
         return _header(
@@ -173,8 +176,9 @@ def flatten(layout: Layout, named: Mapping[str, Any], out: Models | None = None)
 
 
 class Reordering:
-    """Between the vector of a network's models and one whose parameters, the same by name and shape,
-    lie otherwise.
+    """Convert between the vector of a network's models and one with the parameters in another order.
+
+    The parameters are the same by name and shape.
 
     >>> layout = Layout(("b", "w"), ((1,), (1, 2)), np.dtype("float64"))
     >>> order = Reordering(layout, {"w": (1, 2), "b": (1,)}, "task 'clinic:task'")
@@ -275,12 +279,11 @@ def _header(entries: list[Tensor]) -> bytes:
 
 
 class Reception:
-    """One reply on its way into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end,
-    which decodes it.
+    """Receive one reply into a row: ``head`` once, ``feed`` as bytes come, ``close`` at their end.
 
-    Each of them raises Malformed as soon as the reply cannot be a model of this network in the round wanted;
-    the row then holds nothing of meaning. ``missing`` is how many bytes are still expected:
-    no more need be read.
+    ``close`` decodes the reply. Each of the three raises Malformed as soon as the reply cannot be a model of
+    this network in the wanted round; the content of the row is then undefined. ``missing`` is the number of
+    bytes still expected: no more need be read.
 
     >>> layout, row = Layout(("w",), ((2,),), np.dtype("float32")), np.zeros(2, "float32")
     >>> reply = Reception(layout, row, round=7)

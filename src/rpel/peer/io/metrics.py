@@ -1,5 +1,6 @@
-"""What an operator sees of a peer: Prometheus metrics, two health pages, and where the page lies.
-Never weights.
+"""Show an operator the state of a peer: Prometheus metrics, two health pages, and the peer's page.
+
+Weights are never shown.
 
 Invariants:
 - everything shown is a number, a name or a digest; no entry of any model leaves through here;
@@ -49,8 +50,10 @@ class Contact:
 
 
 class Metrics:
-    """The numbers of one peer under the names that dashboards rely on,
-    and the summary that `rpel network status` asks for."""
+    """The numbers of one peer, under the names that dashboards rely on.
+
+    They include the summary that `rpel network status` asks for.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = prometheus.CollectorRegistry()
@@ -159,8 +162,7 @@ class Metrics:
                 contact.answered = report.round
 
     def heard(self, name: str, offset: float | None, version: str) -> None:
-        """What a member's answer told beside its model: how far its clock is ahead,
-        and its version of rpel."""
+        """Note what came with a member's model: how far its clock is ahead, and its version of rpel."""
         contact = self.members[name]
         contact.offset = contact.offset if offset is None else offset
         contact.version = version or contact.version
@@ -214,8 +216,10 @@ class Metrics:
         self._saved = self._clock()
 
     def summary(self) -> dict[str, Any]:
-        """Counts since the start: outcomes of rounds, results of pulls, the last round,
-        accuracy if it is known."""
+        """Return the counts since the start, the last round and the accuracy if it is known.
+
+        The counts are those of the outcomes of rounds and of the results of pulls.
+        """
         last = self.last
         return {
             "round": last.round if last else 0,
@@ -247,8 +251,11 @@ class Pages:
         most: int = 16,
         seconds: float = 5.0,
     ) -> None:
-        """``unready()`` says in a few words why the peer is not ready; "" when it is;
-        ``front()`` is the page at /."""
+        """Take the metrics and what else the pages show.
+
+        ``unready()`` returns in a few words why the peer is not ready, or "" when it is. ``front()`` returns
+        the page at /.
+        """
         self._front = front
         self._of, self._unready, self._most, self._seconds = metrics, unready, most, seconds
         self._open: list[Line] = []
@@ -302,8 +309,10 @@ class Pages:
         return line
 
     def _meant(self, request: Request) -> bool:
-        """Whether a page of this machine was asked for as such:
-        a website whose name leads here must not read it."""
+        """Return whether the request was meant for a page of this machine.
+
+        A website whose name resolves to this machine must not read its pages.
+        """
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         return (
             not self.address[0].startswith(("127.", "::1"))

@@ -14,8 +14,10 @@ _log = logging.getLogger("rpel")
 
 
 def verify(path: str | os.PathLike[str], membership: Membership) -> Proof:
-    """The proof that a file of evidence holds against a member;
-    ValueError in one sentence if it holds none."""
+    """Return the proof that a file of evidence holds against a member.
+
+    Raises ValueError, in one sentence, if it holds none.
+    """
     try:
         text = Path(path).read_bytes()
         content = json.loads(text) if len(text) <= _LARGEST else None

@@ -49,8 +49,10 @@ class Pulls:
         """The hashes of the models that were pulled last, by member."""
 
     async def clocks(self, now: Snapshot, seconds: float) -> list[float]:
-        """How far the clocks of members that answer within so many seconds are ahead;
-        says once whose are missing."""
+        """Return how far the clocks of the members that answer within these seconds are ahead.
+
+        Logs once which answers are missing.
+        """
         offsets = await self._client.clocks(now, asyncio.get_running_loop().time() + seconds)
         self._compare(now)
         needed, silent = (
@@ -68,8 +70,10 @@ class Pulls:
         return list(offsets.values())
 
     async def round(self, pull: Pull, table: Models, seconds: float, now: Snapshot) -> Pulled:
-        """Ask the members of a round's draw, each for its row of the table (1 + s, d), for so many
-        seconds."""
+        """Ask the members of a round's draw, each for its row of the table (1 + s, d).
+
+        ``seconds``: how long to wait for answers.
+        """
         self._client.exhausted = False
         self._client.prune(now)
         exchange, over = Exchange(pull, now.roster, self._witness), asyncio.Event()

@@ -104,8 +104,10 @@ class PeerService:
         )
 
     def why_unready(self) -> str:
-        """Why this peer does not train as it should; "" if it does. No round for three periods is a reason,
-        too."""
+        """Return why this peer does not train as it should, or "" if it does.
+
+        One reason is that no round has ended for three periods.
+        """
         m = self.now.membership
         since = max(self._progress, 0.0)
         late = (self.position() - since) / m.period

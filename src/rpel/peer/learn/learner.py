@@ -1,5 +1,6 @@
-"""What a peer does between two exchanges: the local step of a task on this member's own data,
-or the user's own loop.
+"""Run what a peer does between two exchanges.
+
+This is the local step of a task on the member's own data, or the user's own loop.
 
 Invariants:
 - a Learner never writes into the model it is given and writes its half-step straight into the row it is told;
@@ -65,12 +66,16 @@ class Learner(Protocol):
         """Continue from a :meth:`state`."""
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
-        """What belongs to the model and is never exchanged (BatchNorm's statistics),
-        named as in its state_dict."""
+        """Return what belongs to the model but is never exchanged, named as in its state_dict.
+
+        An example is BatchNorm's statistics.
+        """
 
     def measure(self, x: Models, round: int, last: bool) -> Measured:
-        """Accuracy and loss of x (d,) after this round, where they are measured. ``last``:
-        on all there is."""
+        """Return accuracy and loss of x (d,) after this round, where they are measured.
+
+        ``last``: measure on the whole test set.
+        """
 
 
 _HYPERPARAMETERS = (
@@ -90,10 +95,10 @@ class PeerTraining(Training):
 
 
 def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Training:
-    """What the table [hyperparameters] of members.toml says, the same for all members,
-    for so many ``rounds``.
+    """Parse the table [hyperparameters] of members.toml, which is the same for all members.
 
-    Keys that are not known are an error, unless a task of the user's ``own`` may know them.
+    ``rounds``: the number of rounds. Unknown keys are an error, unless a task of the user's ``own`` may know
+    them.
 
     >>> training({"lr": [[500, 0.5], [1000, 0.1]]}).rate(501)
     0.1
@@ -124,8 +129,10 @@ def training(table: Mapping[str, Any], own: bool = False, rounds: int = 1) -> Tr
 
 
 class TaskLearner:
-    """A task's local steps by `rpel.learning.MomentumSGD` or `rpel.optim`: Algorithm 1, lines
-    3 to 6, for a cohort of one."""
+    """Take a task's local steps: Algorithm 1, lines 3 to 6, for a cohort of one.
+
+    The steps are those of `rpel.learning.MomentumSGD` or `rpel.optim`.
+    """
 
     def __init__(
         self,
@@ -139,10 +146,12 @@ class TaskLearner:
         name: str = "",
         private: Private | None = None,
     ) -> None:
-        """index: the member's number among all; layout: the network's models, in whatever order they travel
-        (None: as the task has them); subset: test examples for the rounds before the last; name: of the task,
-        for errors;
-        private: gradients that take the place of the task's, with a budget that no step passes."""
+        """Set up the local steps of a task.
+
+        index: the member's number among all. layout: the network's models, in the order in which they travel
+        (None: as the task has them). subset: test examples for the rounds before the last. name: of the task,
+        for errors. private: gradients that replace the task's, with a budget that no step exceeds.
+        """
         self._task, self._ids, self._hyper = task, np.array([index], np.int64), hyper
         self._gradients: Gradients = task if private is None else private.gradients
         self.budget = None if private is None else private.budget
@@ -202,8 +211,10 @@ class TaskLearner:
             self._order.outwards(self._own, out)
 
     def state(self) -> Blob:
-        """A mark of whose it is, then momentum or moments and the task's local state,
-        as they lie in memory."""
+        """Return the local state as it lies in memory.
+
+        A mark says whose state it is; momentum or moments and the task's local state follow.
+        """
         return self._kept.data
 
     def restore(self, blob: Blob) -> None:
@@ -218,8 +229,11 @@ class TaskLearner:
         self._kept[:] = saved
 
     def buffers(self) -> Mapping[str, NDArray[Any]]:
-        """What the task's module has beside the trained parameters: buffers, with the values in the local
-        state, and frozen parameters; nothing where the task has no module."""
+        """Return what the task's module holds besides the trained parameters.
+
+        These are buffers, with the values in the local state, and frozen parameters; nothing where the task
+        has no module.
+        """
         module, begin, values_by_name = self._task.module, 0, dict[str, NDArray[Any]]()
         if module is None:
             return values_by_name
@@ -246,8 +260,10 @@ class TaskLearner:
 
 
 def seed_of(run: str) -> int:
-    """The seed of everything that all members must agree on without talking: a hash of the run's name,
-    without the random bits at its end, so that a network founded again shares its data out alike.
+    """Derive the seed of everything that all members must agree on without talking.
+
+    It is a hash of the run's name without the random bits at its end, so that a network founded again divides
+    its data in the same way.
 
     >>> seed_of("ward-7") == seed_of("ward-7-" + 32 * "0") != seed_of("ward-8")
     True
@@ -269,9 +285,11 @@ def task_learner(
     folder: Path = Path(),
     make_private: Callable[[Objective], Private | None] = lambda task: None,
 ) -> TaskLearner:
-    """The learner of member ``index`` of ``nodes`` for a built-in task, a package's, or the user's
-    "module:task", which is looked for in ``folder``. make_private: what peer.toml says of privacy,
-    for this task."""
+    """Build the learner of member ``index`` of ``nodes`` for a task.
+
+    The task is built in, registered by a package, or the user's "module:task", which is looked for in
+    ``folder``. make_private: what peer.toml says about privacy, for this task.
+    """
     own = name not in BUILT_IN_TASKS
     hyper = training(hyperparameters, own=own, rounds=rounds)
     subset = None
@@ -314,8 +332,10 @@ def _subset(task: Classification, hyper: Training, run: str) -> Integers:
 
 
 def _side_by_side(mark: NDArray[np.uint8], arrays: Arrays) -> tuple[NDArray[np.uint8], Arrays]:
-    """The mark and copies of the arrays in one piece of memory, and views of them; the widest kinds of
-    numbers come first, so that all lie where their kind may."""
+    """Put the mark and copies of the arrays into one piece of memory, and return it and views of them.
+
+    The widest types come first, so that every array is aligned.
+    """
     first = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     memory, views, at = np.zeros(len(mark) + sum(a.nbytes for a in arrays.values()), np.uint8), {}, len(mark)
     memory[:at] = mark
@@ -328,8 +348,10 @@ def _side_by_side(mark: NDArray[np.uint8], arrays: Arrays) -> tuple[NDArray[np.u
 
 
 def _mark(task: Objective, hyper: Training) -> bytes:
-    """A hash of the names and shapes, in their order, of a task's parameters and of its module's buffers; and
-    of the optimiser, if it is not the paper's."""
+    """Hash the names and shapes, in order, of a task's parameters and of its module's buffers.
+
+    The optimiser is included if it is not the paper's.
+    """
     buffers = () if task.module is None else task.module.named_buffers()
     named = [*task.layout.items(), ("", ()), *((name, tuple(buffer.shape)) for name, buffer in buffers)]
     text = repr([(name, tuple(map(int, shape))) for name, shape in named])
@@ -339,8 +361,11 @@ def _mark(task: Objective, hyper: Training) -> bytes:
 
 
 def own_task(name: str, folder: Path, arguments: Mapping[str, Any]) -> Task | Objective:
-    """The object of that name; a function is called with those of index, nodes, seed, data, hyperparameters
-    that it has parameters for, and returns the object."""
+    """Load the task of that name.
+
+    A function is called with those of index, nodes, seed, data and hyperparameters that it has parameters
+    for, and returns the task.
+    """
     if component.is_own(name):
         _look_in(folder, name)
     supplied: Any = component.find(TASKS, name, BUILT_IN_TASKS, folder)
@@ -364,8 +389,10 @@ def own_task(name: str, folder: Path, arguments: Mapping[str, Any]) -> Task | Ob
 
 
 def _look_in(folder: Path, name: str) -> None:
-    """Import the module of a task from its folder, where it lies there;
-    from elsewhere it would be another one."""
+    """Make sure that the module of a task is imported from its folder, if it lies there.
+
+    A module of the same name from elsewhere would be another one.
+    """
     module = name.partition(":")[0]
     top = module.partition(".")[0]
     here = [path for path in (folder / f"{top}.py", folder / top) if path.exists()]
@@ -426,8 +453,10 @@ class TorchLearner:
         return file.getbuffer()
 
     def _stepped(self) -> dict[str, list[str]]:
-        """The names of the parameters of each optimiser, in its order:
-        its state_dict knows them by number only."""
+        """Return the names of each optimiser's parameters, in its order.
+
+        The state_dict of an optimiser knows its parameters only by number.
+        """
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         return {
             key: [names.get(id(parameter), "") for group in own.param_groups for parameter in group["params"]]

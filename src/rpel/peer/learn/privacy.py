@@ -38,8 +38,10 @@ class Private(NamedTuple):
 
 
 def from_os(purpose: str, t: int, k: int, node: int) -> Generator:
-    """A generator with a key of its own from the operating system: nobody can repeat it,
-    this peer included."""
+    """Return a generator with a key from the operating system.
+
+    Nobody can repeat it, this peer included.
+    """
     return Generator(Philox(key=secrets.randbits(128)))
 
 

@@ -1,5 +1,6 @@
-"""A peer on a real machine: the driver of ``core/protocol.py``, which answers its effects by TLS,
-a disk and a clock.
+"""Run a peer on a real machine: the driver of ``core/protocol.py``.
+
+It answers the protocol's effects with TLS, a disk and a clock.
 
 Invariants:
 - the protocol runs in the caller's thread, one effect after the other; a thread of its own only moves bytes;
@@ -74,8 +75,10 @@ Progress = Callable[[Report, Measured, str], None]
 
 @dataclass(frozen=True)
 class Round:
-    """A round that begins; ``outcome`` and the numbers are those of the round before,
-    None and 0 if there is none."""
+    """A round that begins.
+
+    ``outcome`` and the numbers are those of the round before, or None and 0 if there is none.
+    """
 
     number: int
     outcome: Outcome | None = None
@@ -85,8 +88,9 @@ class Round:
 
 
 def ticks() -> float:
-    """Seconds that nobody can set: since this machine booted, also while it was suspended,
-    where the system tells.
+    """Return the seconds since this machine booted, which nobody can set.
+
+    Where the system provides it, the time during which the machine was suspended counts, too.
 
     >>> ticks() <= ticks()
     True
@@ -123,9 +127,11 @@ class Node:
         progress: Progress | None = None,
         force: bool = False,
     ) -> None:
-        """Read and check everything; nothing is opened yet. ``sampler``:
-        another than the system's is for tests;
-        ``force``: a membership that comes too late, or an older one, is taken all the same."""
+        """Read and check everything; nothing is opened yet.
+
+        ``sampler``: replaces the operating system's randomness in tests. ``force``: accept a membership that
+        comes too late, or an older one.
+        """
         self.config, self._sampler, self.progress = config, sampler, progress
         self._client: Client | None = None
         self._watcher = MembershipWatcher(config, self._held_by_others, force)
@@ -268,11 +274,11 @@ class Node:
     # --- the rounds -----------------------------------------------------------------------------------------
 
     def live(self, learner: Learner) -> Generator[Round, None, None]:
-        """Drive the protocol to its end, yielding at each local step between the learner's ``load`` and
-        ``half``.
+        """Drive the protocol to its end, yielding at each local step.
 
-        Whoever leaves at a yield leaves the round: nothing of it is on disk and nothing is seen outside. At
-        the end the learner is loaded with the last round's model.
+        The yield comes between the learner's ``load`` and ``half``. A caller that leaves at a yield leaves
+        the round: nothing of it is on disk and nothing is seen outside. At the end the learner is loaded with
+        the last round's model.
         """
         self._learner = learner
         if self.ended_here:
@@ -319,8 +325,11 @@ class Node:
         return initial_model(self.config, self.now.membership)[1]
 
     def _compile(self, m: Membership) -> None:
-        """Make the kernels of a plan. A plan to come has its own made when it is announced, beside the
-        rounds, and uses those for any number of models until they are there."""
+        """Compile the kernels of a plan.
+
+        Those of an announced plan are compiled in parallel with the rounds. Until they are ready it uses the
+        kernels for any number of models.
+        """
         for chosen in (rule(m.rule, f=m.b_hat), protocol.catching_up(m.b_hat)):
             protocol.make_ready(chosen, m.pull, self.layout.d, self.layout.dtype)
 
@@ -353,8 +362,7 @@ class Node:
 
     @property
     def over(self) -> bool:
-        """Whether, by this machine's clock, the last round has ended here, or so long ago that all have
-        left."""
+        """Return whether the last round has ended here, or all members have left by this machine's clock."""
         m, position = self._last_known, self.clock.position()
         return self.ended_here or position >= m.timetable.end(m.rounds) + m.linger * m.period
 
@@ -465,8 +473,10 @@ class Node:
         return self.now.terms
 
     def _keep(self, membership: Membership) -> None:
-        """In the state folder, for the next start:
-        where it was announced there may be a later one by then."""
+        """Save the membership in the state folder for the next start.
+
+        By then there may be a later one at the place where it was announced.
+        """
         try:
             membership.save(self.config.state_dir / IN_FORCE)
         except OSError as error:

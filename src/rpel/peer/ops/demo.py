@@ -1,5 +1,4 @@
-"""Show a network at work: real processes, keys and TLS on this machine, some peers hostile; then plain
-averaging.
+"""Show a network at work: real processes, keys and TLS on this machine, with some peers hostile.
 
 The same network runs twice from the same model with the same data and the same hostile peers, once with the
 robust rule and once with the mean. How long a start and a round take depends on the machine, so one start is

@@ -242,9 +242,11 @@ class Repeats(logging.Filter):
 
 
 class Audit:
-    """One JSON line a round, each with the hash of the line before and the peer's signature, so that what it
-    did can be shown later and neither it nor anybody else can tell another story afterwards,
-    but for leaving out the end."""
+    """A log of one JSON line per round that shows later what the peer did.
+
+    Each line holds the hash of the line before and the peer's signature. Nobody, the peer included, can tell
+    another story afterwards, except by leaving out the end.
+    """
 
     def __init__(self, path: Path) -> None:
         """Continue the file. An unfinished last line is removed, and the next line says so."""

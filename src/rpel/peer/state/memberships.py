@@ -29,8 +29,11 @@ class MembershipWatcher:
     def __init__(
         self, config: Config, held: Callable[[str], bool] = lambda hash: False, force: bool = False
     ) -> None:
-        """``held(hash)``: whether more than b others say that they hold that membership; ``force``:
-        take any file."""
+        """Watch for memberships to come.
+
+        ``held(hash)``: whether more than b others say that they hold that membership. ``force``: accept any
+        file.
+        """
         self._config, self._held, self._force = config, held, force
         self._seen: tuple[int, int, int] | None = None
         self._coming: Membership | None = None
@@ -188,11 +191,10 @@ so that the announced file may be replaced."""
 
 
 def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
-    """The membership of this moment: of members.toml, the one last put in force, and the one announced,
-    the newest.
+    """Return the newest of the memberships that count now.
 
-    Who is in none of the first two and is announced as a member is one that joins:
-    its first membership is to come.
+    They are the one in members.toml, the one last put in force, and the one announced. A peer that is in
+    neither of the first two but is announced as a member is joining: its first membership is still to come.
     """
     coming = config.next_members
     written = Membership.load(config.members if config.members.exists() or not coming.exists() else coming)

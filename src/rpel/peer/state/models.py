@@ -27,8 +27,10 @@ _MOST_PARAMETERS = 20_000  # tensors of a model
 
 
 class _Initial(Body):
-    """The initial model as it travels: our own header, whatever the file's looks like,
-    then the file's values."""
+    """The initial model as it travels: our own header, then the values of the file.
+
+    The file's own header may look different.
+    """
 
     def __init__(self, path: Path, layout: Layout) -> None:
         values = layout.exact.values

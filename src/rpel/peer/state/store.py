@@ -134,11 +134,10 @@ class Store:
     def persist(
         self, record: Record, state: Bytes = b"", signature: bytes = b"", body: Sequence[Bytes] | None = None
     ) -> bool:
-        """Record a round once, with the local state of training and the signature of its half-step,
-        if there is one. A round without a half-step may be recorded again with one.
+        """Record a round once, with the local state of training and the signature of its half-step, if any.
 
-        ``body``: the half-step as it travels, if somebody has made that already. Returns False if the write
-        failed; earlier records remain.
+        A round without a half-step may be recorded again with one. ``body``: the half-step as it travels, if
+        the caller has already made it. Returns False if the write failed; earlier records remain.
         """
         earlier = self._whole.get(record.round)
         if record.round <= self._last and (earlier is None or earlier["body"]):
@@ -207,8 +206,10 @@ class Store:
         return self._last
 
     def open_body(self, round: int) -> Body | None:
-        """The bytes to serve for a round, from a record that is whole; None if there is none,
-        or no longer."""
+        """Open the bytes to serve for a round, from a complete record.
+
+        None if there is none, or it has been removed.
+        """
         size = self._whole.get(round, {"body": 0})["body"]
         try:
             path = _file(self.path, "half", round, "safetensors")
@@ -375,8 +376,10 @@ class _Lock:
 
 
 def _locked(path: Path) -> _Lock:
-    """Lock the state folder, made for its owner alone if it is not there;
-    what is in it is for its owner alone, too."""
+    """Lock the state folder, creating it if it does not exist.
+
+    The folder and its contents are accessible to its owner alone.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         lock = _Lock(path / LOCK_FILE)

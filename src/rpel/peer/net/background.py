@@ -1,8 +1,9 @@
-"""An asyncio loop in a thread of its own: the network of a peer runs there,
-while training has the caller's thread.
+"""Run the network of a peer on an asyncio loop in a thread of its own.
 
-Invariants: whoever waits for the network here can be woken, by Ctrl-C in the main thread and by
-:meth:`Background.wake` from any other; what was being done is then cancelled.
+Training has the caller's thread.
+
+Invariants: a thread that waits here for the network can be woken, by Ctrl-C in the main thread and by
+:meth:`Background.wake` from any other; the work in progress is then cancelled.
 """
 
 import asyncio
@@ -67,8 +68,10 @@ class Background:
             raise Woken
 
     def wake(self) -> None:
-        """End what the training thread is waiting for, and whatever it will wait for:
-        it raises Woken there."""
+        """End what the training thread waits for now, and whatever it will wait for.
+
+        It raises Woken there.
+        """
         self._woken.set()
         if (future := self._waiting) is not None:
             future.cancel()
@@ -87,8 +90,10 @@ class Background:
 
 
 def _noted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio could not hand to anybody, such as the end of a connection in the midst of a time-out:
-    one line."""
+    """Log in one line what asyncio could not raise anywhere.
+
+    An example is the end of a connection during a timeout.
+    """
     error = context.get("exception")
     level = logging.DEBUG if isinstance(error, OSError | AttributeError) else logging.WARNING
     _log.log(level, "the network: %s%s", context["message"], f" ({error!r})" if error is not None else "")

@@ -1,5 +1,4 @@
-"""The asking end: members are asked over mutual TLS 1.3, again and again,
-until they answer or the deadline comes.
+"""Ask members over mutual TLS 1.3, repeatedly, until they answer or the deadline comes.
 
 Invariants: nothing is sent before the certificate at the other end is the pin of the member meant; a reply is
 accepted only if it is a model of this network in the round wanted, and is read piece by piece into the row
@@ -151,8 +150,10 @@ class Client:
         return RemoteMember(self, now, number)
 
     async def clocks(self, now: Snapshot, deadline: float) -> dict[int, float]:
-        """By member that answers by the deadline (the loop's time):
-        how far its clock is ahead of this one."""
+        """Return, for each member that answers by the deadline, how far its clock is ahead of this one.
+
+        The deadline is in the loop's time.
+        """
         self.differing.clear()  # a member that held another membership may be gone by now
         offsets = await asyncio.gather(*(self.member(now, number).clock(deadline) for number in now.others))
         return {
@@ -211,8 +212,11 @@ class Client:
         return await self._connected(now, member)
 
     async def _connected(self, now: Snapshot, member: int) -> Connection:
-        """A new one, with the host's name in the ClientHello, by which a forwarder can tell members apart;
-        identity is the pin."""
+        """Open a connection to a member.
+
+        The host's name goes into the ClientHello, where a forwarder can tell members apart by it; identity is
+        the pin.
+        """
         entry, context = now.membership.members[member], now.client_context
         host, _, port = entry.url.removeprefix("https://").rpartition(":")
         async with asyncio.timeout(_CONNECT):
@@ -365,8 +369,10 @@ class RemoteMember:
         return last
 
     async def _one(self, connection: Connection, path: str, receive: Receive[T]) -> T | Head:
-        """One request and its reply; the head of a refusal. The connection is kept if nothing is left on
-        it."""
+        """Send one request and return its reply, or the head of a refusal.
+
+        The connection is kept if nothing is left to read on it.
+        """
         lasting, sent = False, self.client.position()
         try:
             head = await connection.ask(self.request(path))

@@ -1,15 +1,14 @@
-"""The little of HTTP/1.1 that peers speak: GET, small heads, bodies of a known length. Both ends,
-and nothing else.
+"""Speak the little HTTP/1.1 that peers use, at both ends: GET, small heads, bodies of known length.
 
 Invariants: no redirects, no compression, no chunks, no cookies, no interim replies, no header twice; a head
-has at most 4 KiB and 16 headers. A reply is read only as far as it can still be what was asked for: what it
-can make this end hold is one head, and the row or the few bytes where its body goes, and a byte that nobody
-asked for ends the connection. A request has no body and is answered before the next one is looked at; what
-comes meanwhile waits in 8 KiB here, and then in the kernel.
+has at most 4 KiB and 16 headers. A reply is read only as long as it can still be the one that was asked for:
+it can make this end hold one head, and the row or the few bytes where its body goes, and no more. An
+unexpected byte ends the connection. A request has no body and is answered before the next one is looked at;
+bytes that arrive meanwhile wait in 8 KiB here, and then in the kernel.
 
-Heads are parsed by h11, and what it lets pass beyond plain HTTP/1.1 is refused here: bare line feeds, folded
-headers, headers that it would merge. Bodies never go through it: they come from the socket into their row,
-and how much of them is read is bounded here, because general libraries queue whatever arrives on a connection
+Heads are parsed by h11. What h11 accepts beyond plain HTTP/1.1 is refused here: bare line feeds, folded
+headers, headers that it would merge. Bodies never go through h11: they are read from the socket into their
+row, and the amount read is bounded here, because general libraries queue whatever arrives on a connection
 that waits.
 """
 

@@ -65,8 +65,10 @@ class Bucket:
         self.rate, self.burst, self._left, self._at = rate, burst, burst, now
 
     def turn(self, now: float, queue: int = 0) -> float | None:
-        """Seconds until one more thing may be done, which is then counted; None:
-        more than ``queue`` wait already."""
+        """Return the seconds until one more action is allowed, and count that action.
+
+        None, without counting, if more than ``queue`` actions wait already.
+        """
         left = self._level(now) - 1
         if left < -queue:
             return None
@@ -229,8 +231,10 @@ class Gate:
         self._drop(ticket)
 
     def _expendable(self, tickets: Iterable[Ticket], room: int) -> list[Ticket]:
-        """Those from addresses where no member came from lately,
-        unless the others take more than half of the room."""
+        """Return the tickets from addresses from which no member came lately.
+
+        If the others take more than half of the room, return the others instead.
+        """
         known: list[Ticket] = []
         unknown: list[Ticket] = []
         for ticket in tickets:
@@ -245,8 +249,9 @@ class Gate:
 
 
 def reserve_descriptors(members: int, limits: Limits | None = None) -> int:
-    """Let this process open as many files as all these limits together may take;
-    returns how many it may open.
+    """Let this process open as many files as all these limits together may take.
+
+    Returns how many it may open.
 
     >>> reserve_descriptors(members=4) > 0
     True

@@ -1,12 +1,12 @@
-"""Where members are: names looked up without letting a slow name server hold up anybody else,
-addresses raced.
+"""Find where members are: look names up and race their addresses.
+
+A slow name server holds up only the names that it serves.
 
 Invariants: a literal address is never looked up. For each host at most one look-up is under way, in a thread
 of its own, and all together no more than ``most``: a member's name that never resolves takes one of them, so
-that with b hostile members and ``most`` above b the others' names are always looked up. Whoever waits stops
-waiting at its own time; the look-up goes on and whoever asks next is given its result.
-Addresses are tried a quarter of a second apart, of both families in turn,
-and the first that answers is taken (RFC 8305).
+that with b hostile members and ``most`` above b the others' names are always looked up. A caller that waits
+stops at its own deadline; the look-up continues, and the next caller is given its result. Addresses are tried
+a quarter of a second apart, of both families in turn, and the first that answers is taken (RFC 8305).
 """
 
 import asyncio
@@ -110,8 +110,10 @@ def _looked_at(future: asyncio.Future[Any]) -> None:
 
 
 async def connect(addresses: Sequence[Address], port: int, kept: set[Socket]) -> socket.socket:
-    """A socket connected to the first of the addresses that answers; whoever is cancelled leaves none
-    open."""
+    """Return a socket connected to the first of the addresses that answers.
+
+    When cancelled, it leaves no socket open.
+    """
     infos = [
         (
             socket.AF_INET if address.version == 4 else socket.AF_INET6,

@@ -94,8 +94,10 @@ class Service(Protocol):
 
 
 class MemberLine(Line):
-    """A connection whose other end has shown a member's certificate;
-    nothing is parsed before that is known."""
+    """A connection whose other end has shown a member's certificate.
+
+    Nothing is parsed before that is known.
+    """
 
     def __init__(self, server: "Server", ticket: Ticket) -> None:
         super().__init__(server.answer, server.limits.idle)
@@ -131,8 +133,11 @@ class Server:
     def __init__(
         self, service: Service, limits: Limits | None = None, call_back: CallBack | None = None
     ) -> None:
-        """A missing or unfit key or certificate: ValueError, and nothing is opened. ``call_back``: tries to
-        reach a member at its url, if members may ask for that."""
+        """Prepare to serve; nothing is opened yet.
+
+        Raises ValueError if the key or the certificate is missing or unfit. ``call_back``: tries to reach a
+        member at its url, if members may ask for that.
+        """
         _ = service.now.server_context  # read now: a key that cannot be read is an error at start
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
@@ -212,8 +217,10 @@ class Server:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """One connection: refused at once, or greeted. Accepted here and not in a task,
-        which could lose it."""
+        """Accept one connection, which is then refused at once or greeted.
+
+        This happens here and not in a task, because a cancelled task could lose the connection.
+        """
         loop = asyncio.get_running_loop()
         try:
             connection, address = listening.accept()
@@ -289,8 +296,10 @@ class Server:
             raise
 
     def _greeted(self, ticket: Ticket, accepted: socket.socket) -> None:
-        """A greeting ended, perhaps before it began: unless a member's connection came of it,
-        it is closed."""
+        """End a greeting, perhaps before it began.
+
+        The socket is closed unless a member's connection came of it.
+        """
         del self._greeting[ticket]
         if accepted in self._unclaimed:
             self._unclaimed.discard(accepted)
@@ -368,8 +377,10 @@ class Server:
         return Reply(404)
 
     async def _reached(self, line: MemberLine, now: Snapshot) -> Reply:
-        """Call the asker back, at its own url and nowhere else, and rarely:
-        nobody is to be made a scanner of ports."""
+        """Call the asker back, at its own url and nowhere else, and rarely.
+
+        Otherwise members could use this peer to scan the ports of others.
+        """
         assert self._call_back is not None, "looked at before"
         member, moment = now.membership.by_fingerprint(line.pin), asyncio.get_running_loop().time()
         if member is None or moment - self._called.get(line.pin, -math.inf) < _BETWEEN_CALLS:

@@ -1,5 +1,6 @@
-"""The membership in force as one immutable snapshot: each request, served or sent,
-carries that under which it began.
+"""Hold the membership in force as one immutable snapshot.
+
+Each request, served or sent, carries the snapshot under which it began.
 
 Invariant: a change of membership is the change of one reference
 (:attr:`rpel.peer.io.service.PeerService.now`). What began under the snapshot before ends under it: no number,

@@ -156,8 +156,7 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: KeyFile) -> None:
 
 
 def no_core_dumps() -> None:
-    """Nothing of a process that has read a key ends up in a file: no core dumps,
-    and no other process looks inside."""
+    """Keep the memory of a process that has read a key out of files: no core dumps, no foreign reader."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError, AttributeError):  # Linux has it
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,5 +1,7 @@
-"""Shared by all tests: a closing line that says what was skipped and why, so that a skip is never silent."""
+"""Shared by all tests: async tests run, and a closing line says what was skipped and why."""
 
+import asyncio
+import inspect
 import os
 from collections import Counter
 from pathlib import Path
@@ -20,6 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
     everything = not config.getoption("markexpr")
     settings.register_profile("rpel", ALWAYS, max_examples=200 if everything else 15)
     settings.load_profile("rpel")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An async test runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

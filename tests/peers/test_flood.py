@@ -20,35 +20,32 @@ from support.waiting import until
 pytestmark = pytest.mark.integration
 
 
-def test_honest_members_get_models_during_a_flood(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=6) as net:
-            store, served = net.stores[1], net.transports[1]
-            store.put(1, model(SMALL, 1))
-            newest = 1
-            flood = Flood(
-                served.port, asking(net, net.credentials[0]), lambda: wanted(net, f"/v1/model/{newest}")
-            )
-            attacks = [asyncio.create_task(flood.run()), asyncio.create_task(stall(served.port))]
-            for newest in range(2, 12):
-                store.put(newest, model(SMALL, newest))
-                served.announce()
-                await until(lambda sent=flood.sent: flood.sent >= sent + 100)  # type: ignore[misc]
-                for member in (2, 3, 4, 5):
-                    result, row = await net.pull(member, 1, newest)
-                    assert result == "ok"
-                    np.testing.assert_array_equal(row, model(SMALL, newest))
-            assert flood.sent >= 1000
-            answered = [code for member, code, sent in store.answered if member == 0 and sent]
-            assert len(answered) <= 2 * newest  # two bodies a round, flood or no flood
-            assert served.server.handshakes <= 2 * Limits().pending
-            assert served.server.mute <= Limits().mute
-            for task in attacks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-
-    asyncio.run(scenario())
+async def test_honest_members_get_models_during_a_flood(tmp_path: Path) -> None:
+    async with loopback(tmp_path, n=6) as net:
+        store, served = net.stores[1], net.transports[1]
+        store.put(1, model(SMALL, 1))
+        newest = 1
+        flood = Flood(
+            served.port, asking(net, net.credentials[0]), lambda: wanted(net, f"/v1/model/{newest}")
+        )
+        attacks = [asyncio.create_task(flood.run()), asyncio.create_task(stall(served.port))]
+        for newest in range(2, 12):
+            store.put(newest, model(SMALL, newest))
+            served.announce()
+            await until(lambda sent=flood.sent: flood.sent >= sent + 100)  # type: ignore[misc]
+            for member in (2, 3, 4, 5):
+                result, row = await net.pull(member, 1, newest)
+                assert result == "ok"
+                np.testing.assert_array_equal(row, model(SMALL, newest))
+        assert flood.sent >= 1000
+        answered = [code for member, code, sent in store.answered if member == 0 and sent]
+        assert len(answered) <= 2 * newest  # two bodies a round, flood or no flood
+        assert served.server.handshakes <= 2 * Limits().pending
+        assert served.server.mute <= Limits().mute
+        for task in attacks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 def gate(members: int = 4, **limits: int) -> tuple[Gate, list[Ticket]]:
@@ -190,50 +187,43 @@ async def strangers(port: int, rate: float, address: Callable[[], str], opened: 
     ],
     ids=["from the member's own address", "ten times as many", "from many addresses, a member 100 ms away"],
 )
-def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
+async def test_silent_strangers_cost_a_member_at_most_one_handshake_in_twenty(
     tmp_path: Path, rate: float, way: float, address: Callable[[], str]
 ) -> None:
-    async def scenario() -> tuple[int, int]:
-        async with loopback(tmp_path) as net:
-            opened = [0]
-            flood = asyncio.create_task(strangers(net.transports[1].port, rate, address, opened))
-            await until(lambda: opened[0] >= min(300, 4 * rate))  # until the server is full of them
-            passed = [await handshake(net, way) for _ in range(HANDSHAKES)]
-            assert net.transports[1].server.mute <= Limits().mute
-            flood.cancel()
-            with suppress(asyncio.CancelledError):
-                await flood
-            return sum(passed), opened[0]
-
-    passed, opened = asyncio.run(scenario())
-    assert opened > 100
-    assert passed >= HANDSHAKES - 1
+    async with loopback(tmp_path) as net:
+        opened = [0]
+        flood = asyncio.create_task(strangers(net.transports[1].port, rate, address, opened))
+        await until(lambda: opened[0] >= min(300, 4 * rate))  # until the server is full of them
+        passed = [await handshake(net, way) for _ in range(HANDSHAKES)]
+        assert net.transports[1].server.mute <= Limits().mute
+        flood.cancel()
+        with suppress(asyncio.CancelledError):
+            await flood
+    assert opened[0] > 100
+    assert sum(passed) >= HANDSHAKES - 1
 
 
-def test_membership_that_shrinks_under_load_shuts_out_former_members(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=4) as net:
-            serving, left = net.transports[1], net.membership.members[0].fingerprint
-            net.stores[1].put(1, model(SMALL, 1))
-            flood = Flood(serving.port, asking(net, net.credentials[0]), lambda: wanted(net, "/v1/clock"))
-            running = asyncio.create_task(flood.run())
-            await until(lambda: flood.sent >= 500 and serving.server.connections(left))
-            smaller = membership(net.membership.members[1:])  # everybody has another number now
-            for transport, own in list(zip(net.transports, net.credentials, strict=True))[1:]:
-                transport.rotate(smaller, own.certificate, own.key)
-            await until(lambda: not serving.server.connections(left))
-            for asking_member in (2, 3):
-                row = np.zeros(SMALL.d, SMALL.dtype)
-                answer = await net.transports[asking_member].pull(
-                    0, 1, row, asyncio.get_running_loop().time() + 30
-                )
-                assert answer.result == "ok"
-                np.testing.assert_array_equal(row, model(SMALL, 1))
-            answered, sent = len(net.stores[1].answered), flood.sent
-            await until(lambda: flood.sent >= sent + 500)
-            assert len(net.stores[1].answered) == answered  # nothing more for whoever left
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-
-    asyncio.run(scenario())
+async def test_membership_that_shrinks_under_load_shuts_out_former_members(tmp_path: Path) -> None:
+    async with loopback(tmp_path, n=4) as net:
+        serving, left = net.transports[1], net.membership.members[0].fingerprint
+        net.stores[1].put(1, model(SMALL, 1))
+        flood = Flood(serving.port, asking(net, net.credentials[0]), lambda: wanted(net, "/v1/clock"))
+        running = asyncio.create_task(flood.run())
+        await until(lambda: flood.sent >= 500 and serving.server.connections(left))
+        smaller = membership(net.membership.members[1:])  # everybody has another number now
+        for transport, own in list(zip(net.transports, net.credentials, strict=True))[1:]:
+            transport.rotate(smaller, own.certificate, own.key)
+        await until(lambda: not serving.server.connections(left))
+        for asking_member in (2, 3):
+            row = np.zeros(SMALL.d, SMALL.dtype)
+            answer = await net.transports[asking_member].pull(
+                0, 1, row, asyncio.get_running_loop().time() + 30
+            )
+            assert answer.result == "ok"
+            np.testing.assert_array_equal(row, model(SMALL, 1))
+        answered, sent = len(net.stores[1].answered), flood.sent
+        await until(lambda: flood.sent >= sent + 500)
+        assert len(net.stores[1].answered) == answered  # nothing more for whoever left
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

@@ -9,8 +9,10 @@ import logging
 import socket
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,54 +157,43 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pat
     return int(head[9:12]), body.decode()
 
 
-def test_readyz_is_false_with_a_reason_until_ready() -> None:
+@asynccontextmanager
+async def shown(at: str = "127.0.0.1:0", **more: Any) -> AsyncIterator[Pages]:
+    """A peer's pages while they are served."""
+    pages = Pages(Metrics(), **{"unready": lambda: ""} | more)
+    await pages.start(at)
+    try:
+        yield pages
+    finally:
+        await pages.stop()
+
+
+async def test_readyz_is_false_with_a_reason_until_ready() -> None:
     why = ["starting"]
-
-    async def visit() -> list[tuple[int, str]]:
-        pages = Pages(Metrics(), lambda: why[0])
-        await pages.start("127.0.0.1:0")
-        try:
-            before = [await _get(pages.address, path) for path in ("/healthz", "/readyz")]
-            why[0] = ""
-            return [*before, await _get(pages.address, "/readyz"), await _get(pages.address, "/metrics")]
-        finally:
-            await pages.stop()
-
-    health, before, after, metrics = asyncio.run(visit())
-    assert health == (200, "ok\n")
-    assert before == (503, "starting\n")
-    assert after == (200, "ready\n")
-    assert metrics[0] == 200
-    assert "rpel_round " in metrics[1]
+    async with shown(unready=lambda: why[0]) as pages:
+        assert await _get(pages.address, "/healthz") == (200, "ok\n")
+        assert await _get(pages.address, "/readyz") == (503, "starting\n")
+        why[0] = ""
+        assert await _get(pages.address, "/readyz") == (200, "ready\n")
+        status, metrics = await _get(pages.address, "/metrics")
+        assert status == 200
+        assert "rpel_round " in metrics
 
 
-def test_address_in_use_is_named() -> None:
-    async def collide() -> None:
-        first, second = (Pages(Metrics(), lambda: "") for _ in range(2))
-        await first.start("127.0.0.1:0")
-        try:
-            await second.start(f"127.0.0.1:{first.address[1]}")
-        finally:
-            await first.stop()
-
-    with pytest.raises(OSError, match=r"metrics_listen 127\.0\.0\.1:\d+"):
-        asyncio.run(collide())
+async def test_address_in_use_is_named() -> None:
+    async with shown() as first:
+        with pytest.raises(OSError, match=r"metrics_listen 127\.0\.0\.1:\d+"):
+            await Pages(Metrics(), lambda: "").start(f"127.0.0.1:{first.address[1]}")
 
 
-def test_idle_connections_to_the_metrics_port_give_way_and_the_page_is_still_served() -> None:
-    async def flood() -> tuple[int, int, tuple[int, str]]:
-        pages = Pages(Metrics(), lambda: "", seconds=3600.0)
-        await pages.start("127.0.0.1:0")
+async def test_idle_connections_to_the_metrics_port_give_way_and_the_page_is_still_served() -> None:
+    async with shown(seconds=3600.0) as pages:
         held = [await asyncio.open_connection(*pages.address) for _ in range(200)]
-        page = await _get(pages.address, "/readyz")
-        first = await held[0][0].read()  # the oldest was closed
-        most = pages.connections
+        assert await _get(pages.address, "/readyz") == (200, "ready\n")
+        assert await held[0][0].read() == b""  # the oldest was closed
+        assert pages.connections == 15
         for _, writer in held:
             writer.transport.abort()
-        await pages.stop()
-        return most, len(first), page
-
-    assert asyncio.run(flood()) == (15, 0, (200, "ready\n"))
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -227,32 +218,19 @@ def test_connections_that_come_while_the_pages_end_are_closed(turns: int) -> Non
     assert [str(one.message) for one in said] == []
 
 
-def test_request_that_never_ends_is_closed() -> None:
-    async def stall() -> bytes:
-        pages = Pages(Metrics(), lambda: "", seconds=0.05)
-        await pages.start("127.0.0.1:0")
+async def test_request_that_never_ends_is_closed() -> None:
+    async with shown(seconds=0.05) as pages:
         reader, writer = await asyncio.open_connection(*pages.address)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost:")
-        left = await reader.read()
+        assert await reader.read() == b""
         writer.transport.abort()
-        await pages.stop()
-        return left
-
-    assert asyncio.run(stall()) == b""
 
 
-def test_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_path: Path) -> None:
-    async def visit() -> tuple[int, str]:
-        killed, pages = (Pages(Metrics(), lambda: "") for _ in range(2))
-        for one in (killed, pages):  # the socket of a killed peer is in nobody's way
-            await one.start(f"unix:{tmp_path / 'metrics.sock'}")
-        assert (tmp_path / "metrics.sock").stat().st_mode & 0o777 == 0o600
-        found = await _asked(*await asyncio.open_unix_connection(tmp_path / "metrics.sock"), path="/healthz")
-        for one in (killed, pages):
-            await one.stop()
-        return found
-
-    assert asyncio.run(visit()) == (200, "ok\n")
+async def test_pages_can_listen_at_a_unix_socket_that_only_the_owner_may_use(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+    async with shown(f"unix:{path}"), shown(f"unix:{path}"):  # a killed peer's socket is in nobody's way
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert await _asked(*await asyncio.open_unix_connection(path), path="/healthz") == (200, "ok\n")
 
 
 def test_full_or_closed_standard_output_ends_no_peer(

@@ -34,7 +34,7 @@ from rpel.peer.state.memberships import IN_FORCE, MembershipWatcher
 from rpel.peer.state.models import initial_body
 from rpel.peer.state.store import Store
 from rpel.rules import rule
-from rpel.types import Models, Outcome
+from rpel.types import Outcome
 from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
 
@@ -198,50 +198,6 @@ def test_stop_ends_a_peer_waiting_for_the_first_round(tmp_path: Path) -> None:
     assert "stopp" in peer.node.service.unready
 
 
-def test_isolated_peer_freezes_local_steps_and_is_not_ready(tmp_path: Path) -> None:
-    files = found(tmp_path, 4, rounds=12, period=0.3, soon=1.0, byzantine=0, no_shows=1)
-    peer = Running(Node(files.configs[0]), QuadraticLearner(0))
-    peer.node.service.now = replace(peer.node.now, membership=_needing_answers(files))
-    reports: list[str] = []
-    peer.node.progress = lambda report, _, trouble: reports.append(
-        f"{report.outcome} {report.frozen} {trouble}"
-    )
-    peer.start().join()
-    assert reports
-    assert all(report.startswith("local_only") for report in reports)
-    assert reports[-1] == "local_only True frozen: too few members answer"
-    assert set(peer.node.summary()["pulls"]) >= {"unreachable"}
-    assert peer.node.summary()["pulls"]["unreachable"] > 0
-
-
-def _needing_answers(files: NetworkFiles) -> Membership:
-    """One hostile model may be among three, so two answers are needed; but nobody need tell the time."""
-    return files.membership.replace(pull=3, b_hat=1, byzantine=0)
-
-
-class NeverFinite(QuadraticLearner):
-    """Its step overflows, every time."""
-
-    def half(self, out: Models, scratch: Models) -> None:
-        out.fill(np.inf)
-
-
-def test_peer_catching_up_in_every_round_harms_nobody(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, rounds=4, period=PERIOD, soon=3.0, byzantine=1)
-    running = [*peers(files)[:4], Running(Node(files.configs[4]), NeverFinite(4))]
-    with ended(running):
-        for peer in running:
-            peer.start()
-        for peer in running:
-            peer.join()
-    assert [one["outcome"] for one in lines(files, 4)] == ["caught_up"] * 4
-    assert running[4].node.service.policy.published == []
-    for peer in running[:4]:
-        assert peer.node.summary()["outcomes"]["aggregated"] == 4
-        assert isinstance(peer.learner, QuadraticLearner)
-        assert abs(peer.learner.x - np.arange(6)).max() < 0.5
-
-
 def test_answer_that_breaks_the_transport_does_not_end_the_peer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,25 +359,6 @@ def successor(files: NetworkFiles, from_round: int) -> Membership:
     return old.replace(members=tuple(members), nodes=4, pull=3, from_round=from_round)
 
 
-def test_new_membership_takes_effect_at_its_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = found(tmp_path, 5, rounds=6, period=PERIOD, soon=3.0, byzantine=1)
-    running = peers(files)
-    new = successor(files, from_round=4)
-    new.save(tmp_path / "members.next.toml")
-    with ended(running), caplog.at_level("INFO", "rpel"):
-        for peer in running:
-            peer.start()
-        for peer in running:
-            peer.join()
-    for peer in running[:4]:
-        assert peer.node.now.membership.hash == new.hash
-        assert peer.node.summary()["outcomes"] == {"aggregated": 6, "local_only": 0, "caught_up": 0}
-    assert [one["asked"] for one in lines(files, 0)] == [4, 4, 4, 3, 3, 3]
-    assert [round.number for round in running[4].rounds] == [1, 2, 3]
-    assert "peer-4 leaves, as agreed: it is not a member from round 4 on" in caplog.text
-    assert running[3].node.now.certificate.name == "peer.next.crt"
-
-
 def test_coming_membership_of_another_run_is_refused_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -451,13 +388,6 @@ def test_peer_is_warned_in_time_that_a_coming_membership_names_another_key(
     assert (
         "this peer will have to stop at round 7: the entry of 'peer-3' names the fingerprint" in caplog.text
     )
-
-
-def test_peer_started_after_a_change_uses_the_new_membership(tmp_path: Path) -> None:
-    files = found(tmp_path, 5, byzantine=1, soon=-60.0, rounds=1000)
-    new = successor(files, from_round=2)
-    new.save(tmp_path / "members.next.toml")
-    assert Node(files.configs[0]).now.membership.hash == new.hash
 
 
 def test_peer_that_starts_in_a_pause_has_the_membership_that_brought_it(tmp_path: Path) -> None:
@@ -567,20 +497,6 @@ def test_sampler_uses_system_randomness_and_draws_uniform_sets() -> None:
     assert len(counts) == 6
     assert all(2 not in drawn for drawn in counts)
     assert min(counts.values()) > 350  # of 500 expected: seven standard deviations
-
-
-def test_injected_sampler_is_used_by_the_peer(tmp_path: Path) -> None:
-    files = found(tmp_path, 3, rounds=2, period=PERIOD, soon=3.0)
-    files.membership = files.membership.replace(pull=1)
-    files.membership.save(tmp_path / "members.toml")
-    running = peers(files, sampler=lambda round, me, nodes, s: ((me + round) % 3,))
-    with ended(running):
-        for peer in running:
-            peer.start()
-        for peer in running:
-            peer.join()
-    asked = [list(one["results"]) for number in range(3) for one in lines(files, number)]  # type: ignore[call-overload]
-    assert asked == [["peer-1"], ["peer-2"], ["peer-2"], ["peer-0"], ["peer-0"], ["peer-1"]]
 
 
 # --- parts --------------------------------------------------------------------------------------------------

@@ -45,13 +45,16 @@ def test_record_of_a_round_to_come_makes_a_peer_unready_and_says_why(tmp_path: P
         assert node.service.status()["ready"] is False
 
 
-def test_peer_without_a_finished_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
+def test_peer_that_is_frozen_or_ends_no_round_for_three_periods_is_not_ready(tmp_path: Path) -> None:
     files = found(tmp_path, 2, rounds=10_000, period=0.02, soon=0.0)
     with Node(files.configs[0]) as node:
         node.answer(protocol.AskClocks(), QuadraticLearner(0))
         assert node.service.why_unready() == "" or "periods" in node.service.why_unready()
         node.sleep(node.clock.position() + 5 * files.membership.period)
         assert "no round has ended for" in node.service.why_unready()
+        report = protocol.Report(9, Outcome.LOCAL_ONLY, 1, 0, 0, {}, 5, True, True, 0.0, 0.0)
+        node.service.round_ended(report, exhausted=False)
+        assert node.service.unready == "frozen: too few members answer"
 
 
 def test_metrics_say_who_had_this_peers_model_and_for_how_long_nobody_did() -> None:
@@ -137,20 +140,17 @@ def test_million_tensor_names_are_refused_within_a_second(tmp_path: Path) -> Non
         assert time.process_time() - began < 1.0
 
 
-def test_certificate_that_ends_while_connected_is_answered_no_more(
+async def test_certificate_that_ends_while_connected_is_answered_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with loopback(tmp_path) as net:
-            net.stores[1].put(1, model(SMALL, 1))
-            assert (await net.pull(0, 1, 1))[0] == "ok"
-            assert net.transports[1].server.connections() == 1
-            later = time.time() + 400 * 86400
-            monkeypatch.setattr(time, "time", lambda: later)
-            assert (await net.pull(0, 1, 1, within=0.5))[0] != "ok"
-            assert [code for _, code, _ in net.stores[1].answered] == [200]
-
-    asyncio.run(scenario())
+    async with loopback(tmp_path) as net:
+        net.stores[1].put(1, model(SMALL, 1))
+        assert (await net.pull(0, 1, 1))[0] == "ok"
+        assert net.transports[1].server.connections() == 1
+        later = time.time() + 400 * 86400
+        monkeypatch.setattr(time, "time", lambda: later)
+        assert (await net.pull(0, 1, 1, within=0.5))[0] != "ok"
+        assert [code for _, code, _ in net.stores[1].answered] == [200]
 
 
 # --- memberships --------------------------------------------------------------------------------------------

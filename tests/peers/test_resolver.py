@@ -36,58 +36,47 @@ def lookup() -> Iterator[Callable[..., list[Any]]]:
     over.set()
 
 
-def test_names_that_never_resolve_take_one_look_up_each_and_hold_up_no_other_name(
+async def test_names_that_never_resolve_take_one_look_up_each_and_hold_up_no_other_name(
     lookup: Callable[..., list[Any]],
 ) -> None:
-    async def scenario() -> None:
-        resolver = Resolver(lookup=lookup)
-        for _ in range(3):  # asked for again and again
-            for number in range(HOSTILE):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.01):
-                        await resolver.addresses(f"tarpit-{number}.example", HOSTILE + 2)
-        assert resolver.under_way == HOSTILE
-        async with asyncio.timeout(60):
-            found = await asyncio.gather(
-                *(resolver.addresses(f"clinic-{number}.example", HOSTILE + 2) for number in range(20))
-            )
-        assert {str(address) for addresses in found for address in addresses} == {"192.0.2.7"}
-
-    asyncio.run(scenario())
+    resolver = Resolver(lookup=lookup)
+    for _ in range(3):  # asked for again and again
+        for number in range(HOSTILE):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await resolver.addresses(f"tarpit-{number}.example", HOSTILE + 2)
+    assert resolver.under_way == HOSTILE
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(
+            *(resolver.addresses(f"clinic-{number}.example", HOSTILE + 2) for number in range(20))
+        )
+    assert {str(address) for addresses in found for address in addresses} == {"192.0.2.7"}
 
 
-def test_literal_address_is_never_looked_up() -> None:
+async def test_literal_address_is_never_looked_up() -> None:
     def refused(*_: object, **__: object) -> list[Any]:
         raise AssertionError
 
-    async def scenario() -> None:
-        resolver = Resolver(lookup=refused)
-        assert [
-            str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host, 1)
-        ] == [
-            "10.1.2.3",
-            "::1",
-        ]
-
-    asyncio.run(scenario())
+    resolver = Resolver(lookup=refused)
+    assert [str(found) for host in ("10.1.2.3", "::1") for found in await resolver.addresses(host, 1)] == [
+        "10.1.2.3",
+        "::1",
+    ]
 
 
-def test_name_without_an_address_is_an_error_that_names_it(lookup: Callable[..., list[Any]]) -> None:
+async def test_name_without_an_address_is_an_error_that_names_it(lookup: Callable[..., list[Any]]) -> None:
     with pytest.raises(OSError, match=r"nowhere\.example"):
-        asyncio.run(Resolver(lookup=lookup).addresses("nowhere.example", 4))
+        await Resolver(lookup=lookup).addresses("nowhere.example", 4)
 
 
-def test_private_addresses_are_used_only_where_they_are_allowed(lookup: Callable[..., list[Any]]) -> None:
-    async def scenario() -> None:
-        resolver = Resolver(lookup=lambda *_, **__: [(0, 0, 0, "", ("10.0.0.7", 0))])
-        for host in ("127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "inside.example"):
-            with pytest.raises(OSError, match="allow_private"):
-                await resolver.addresses(host, 4, private=False)
-        assert [str(found) for found in await resolver.addresses("93.184.216.34", 4, private=False)] == [
-            "93.184.216.34"
-        ]
-
-    asyncio.run(scenario())
+async def test_private_addresses_are_used_only_where_they_are_allowed() -> None:
+    resolver = Resolver(lookup=lambda *_, **__: [(0, 0, 0, "", ("10.0.0.7", 0))])
+    for host in ("127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "inside.example"):
+        with pytest.raises(OSError, match="allow_private"):
+            await resolver.addresses(host, 4, private=False)
+    assert [str(found) for found in await resolver.addresses("93.184.216.34", 4, private=False)] == [
+        "93.184.216.34"
+    ]
 
 
 # --- with the system's own resolver and real packets, in a namespace ----------------------------------------

@@ -57,31 +57,25 @@ class NarrowLine:
 
 
 @pytest.mark.integration
-def test_narrow_line_delivers_as_many_models_as_it_carries(tmp_path: Path) -> None:
-    async def scenario() -> tuple[list[str], float]:
-        async with loopback(tmp_path, n=ASKED + 1, layout=BIG) as net:
-            within = brief(8.0)
-            line = NarrowLine(rate=0.75 * ASKED * BIG.size / within)
-            for member in range(1, ASKED + 1):
-                net.stores[member].put(1, model(BIG, member))
-            net.move(
-                {
-                    i: f"https://127.0.0.1:{await line.open(net.transports[i].port)}"
-                    for i in range(1, ASKED + 1)
-                }
-            )
-            loop, rows = asyncio.get_running_loop(), np.zeros((ASKED, BIG.d), BIG.dtype)
-            deadline = loop.time() + within
-            turns = Turns(range(1, ASKED + 1), 3, BIG.size, deadline, loop.time)
-            answers = await asyncio.gather(
-                *(net.transports[0].pull(i + 1, 1, rows[i], deadline, turns) for i in range(ASKED))
-            )
-            for server in line.servers:
-                server.close()
-            for i, answer in enumerate(answers):
-                assert answer.result != "ok" or np.array_equal(rows[i], model(BIG, i + 1))
-            return [answer.result for answer in answers], line.carried / BIG.size
-
-    results, carried = asyncio.run(scenario())
+async def test_narrow_line_delivers_as_many_models_as_it_carries(tmp_path: Path) -> None:
+    async with loopback(tmp_path, n=ASKED + 1, layout=BIG) as net:
+        within = brief(8.0)
+        line = NarrowLine(rate=0.75 * ASKED * BIG.size / within)
+        for member in range(1, ASKED + 1):
+            net.stores[member].put(1, model(BIG, member))
+        net.move(
+            {i: f"https://127.0.0.1:{await line.open(net.transports[i].port)}" for i in range(1, ASKED + 1)}
+        )
+        loop, rows = asyncio.get_running_loop(), np.zeros((ASKED, BIG.d), BIG.dtype)
+        deadline = loop.time() + within
+        turns = Turns(range(1, ASKED + 1), 3, BIG.size, deadline, loop.time)
+        answers = await asyncio.gather(
+            *(net.transports[0].pull(i + 1, 1, rows[i], deadline, turns) for i in range(ASKED))
+        )
+        for server in line.servers:
+            server.close()
+        for i, answer in enumerate(answers):
+            assert answer.result != "ok" or np.array_equal(rows[i], model(BIG, i + 1))
+    results, carried = [str(answer.result) for answer in answers], line.carried / BIG.size
     assert results.count("ok") > carried - 2, (results, carried)
     assert results.count("ok") >= 2, (results, carried)

@@ -103,17 +103,14 @@ def sockets_open() -> set[str]:
 
 
 @pytest.mark.parametrize("fails", FAILURES, ids=lambda fails: fails.__name__)
-def test_connection_that_fails_leaves_no_descriptor_and_close_returns(
+async def test_connection_that_fails_leaves_no_descriptor_and_close_returns(
     tmp_path: Path, fails: Callable[[Loopback], AbstractAsyncContextManager[None]]
 ) -> None:
-    async def scene() -> None:
-        async with loopback(tmp_path) as net, fails(net):
-            client = net.transports[0].client
-            before = sockets_open()
-            result, _ = await net.pull(0, 1, 1, within=brief(0.5))
-            assert result == "unreachable"
-            async with asyncio.timeout(PATIENCE):
-                await client.close()
-            await until(lambda: sockets_open() <= before)
-
-    asyncio.run(scene())
+    async with loopback(tmp_path) as net, fails(net):
+        client = net.transports[0].client
+        before = sockets_open()
+        result, _ = await net.pull(0, 1, 1, within=brief(0.5))
+        assert result == "unreachable"
+        async with asyncio.timeout(PATIENCE):
+            await client.close()
+        await until(lambda: sockets_open() <= before)

@@ -92,25 +92,20 @@ def mutations(reply: bytes, coins: random.Random) -> Iterator[bytes]:
         yield bytes(changed)
 
 
-def test_ten_thousand_mutated_replies_bring_a_model_of_the_right_form_or_nothing() -> None:
+async def test_ten_thousand_mutated_replies_bring_a_model_of_the_right_form_or_nothing() -> None:
     tiny = Layout(("w",), ((8,),), np.dtype("float32"))
     values = model(tiny, 1).tobytes()
     reply = head(tiny, ROUND) + tiny.header + values
     coins = random.Random(7)
     accepted = 0
-
-    async def scenario() -> None:
-        nonlocal accepted
-        row = np.zeros(tiny.d, tiny.dtype)
-        assert await fed(reply, tiny, row, lambda: 7)
-        for _, changed in zip(range(10_000), mutations(reply, coins), strict=False):
-            row[:] = 0
-            if await fed(changed, tiny, row, lambda: coins.randrange(1, 200)):
-                accepted += 1
-                where = changed.find(tiny.header)
-                assert where > 0
-                body = changed[where + len(tiny.header) :]
-                assert row.tobytes() == body[: len(values)]  # only values differ: then it is another model
-
-    asyncio.run(scenario())
+    row = np.zeros(tiny.d, tiny.dtype)
+    assert await fed(reply, tiny, row, lambda: 7)
+    for _, changed in zip(range(10_000), mutations(reply, coins), strict=False):
+        row[:] = 0
+        if await fed(changed, tiny, row, lambda: coins.randrange(1, 200)):
+            accepted += 1
+            where = changed.find(tiny.header)
+            assert where > 0
+            body = changed[where + len(tiny.header) :]
+            assert row.tobytes() == body[: len(values)]  # only values differ: then it is another model
     assert 100 < accepted < 5000  # both kinds came up

@@ -109,35 +109,29 @@ async def ask(net: Loopback, script: Script, within: float) -> tuple[str, Models
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str) -> None:
+async def test_reply_is_exactly_a_model_or_nothing(tmp_path: Path, name: str) -> None:
     script, expected = REPLIES[name]
 
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=2) as net:
-            patient = expected in ("ok", "malformed") or name == "gone"
-            result, row = await ask(net, script, within=20.0 if patient else brief(0.3))
-            if name == "closed at once":  # the deadline may come while it is asked once more
-                assert result in ("unreachable", "late")
-            else:
-                assert result == expected
-            if result == "ok":
-                np.testing.assert_array_equal(row, RIGHT)
-
-    asyncio.run(scenario())
+    async with loopback(tmp_path, n=2) as net:
+        patient = expected in ("ok", "malformed") or name == "gone"
+        result, row = await ask(net, script, within=20.0 if patient else brief(0.3))
+        if name == "closed at once":  # the deadline may come while it is asked once more
+            assert result in ("unreachable", "late")
+        else:
+            assert result == expected
+        if result == "ok":
+            np.testing.assert_array_equal(row, RIGHT)
 
 
-def test_slow_drip_ends_at_the_deadline(tmp_path: Path) -> None:
+async def test_slow_drip_ends_at_the_deadline(tmp_path: Path) -> None:
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in head(SMALL, ROUND) + BODY:
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0.1)
 
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=2) as net:
-            assert (await ask(net, drip, within=brief(0.4)))[0] == "late"
-
-    asyncio.run(scenario())
+    async with loopback(tmp_path, n=2) as net:
+        assert (await ask(net, drip, within=brief(0.4)))[0] == "late"
 
 
 FLOODS: dict[str, bytes] = {
@@ -149,7 +143,7 @@ REFUSAL = status("425 Too Early", "Content-Length: 0")
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_endless_reply_is_cut_off(tmp_path: Path, name: str) -> None:
+async def test_endless_reply_is_cut_off(tmp_path: Path, name: str) -> None:
     """A server that would send for ever: it is stopped by the closed connection, not by its own end."""
     sent = 0
     piece = REFUSAL * 1000 if name == "refusals" else bytes(64 << 10)
@@ -162,20 +156,17 @@ def test_endless_reply_is_cut_off(tmp_path: Path, name: str) -> None:
             await writer.drain()
             sent += len(piece)
 
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=2) as net:
-            within = brief(0.5)
-            result, row = await ask(net, flood, within)
-            assert result == {"more body": "ok", "a terabyte": "malformed", "refusals": "late"}[name]
-            if result == "ok":
-                np.testing.assert_array_equal(row, RIGHT)
-            attempts = 20 * within if name == "refusals" else 1
-            assert sent < attempts * (16 << 20)  # what the kernel's buffers took
-
-    asyncio.run(scenario())
+    async with loopback(tmp_path, n=2) as net:
+        within = brief(0.5)
+        result, row = await ask(net, flood, within)
+        assert result == {"more body": "ok", "a terabyte": "malformed", "refusals": "late"}[name]
+        if result == "ok":
+            np.testing.assert_array_equal(row, RIGHT)
+        attempts = 20 * within if name == "refusals" else 1
+        assert sent < attempts * (16 << 20)  # what the kernel's buffers took
 
 
-def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path) -> None:
+async def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path) -> None:
     came, gone = asyncio.Event(), asyncio.Event()
 
     async def later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,36 +178,30 @@ def test_unexpected_bytes_close_a_waiting_connection(tmp_path: Path) -> None:
         gone.set()
         raise ConnectionResetError
 
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=2) as net, hostile(net, 1, later):
-            assert (await net.pull(0, 1, ROUND))[0] == "ok"
-            came.set()
-            await gone.wait()
-            assert (await net.pull(0, 1, ROUND))[0] == "ok"
-
-    asyncio.run(scenario())
+    async with loopback(tmp_path, n=2) as net, hostile(net, 1, later):
+        assert (await net.pull(0, 1, ROUND))[0] == "ok"
+        came.set()
+        await gone.wait()
+        assert (await net.pull(0, 1, ROUND))[0] == "ok"
 
 
-def test_memory_stays_flat_under_hostile_replies(tmp_path: Path) -> None:
+async def test_memory_stays_flat_under_hostile_replies(tmp_path: Path) -> None:
     scripts = [script for script, result in REPLIES.values() if result == "malformed"]
     coins = random.Random(1)
 
-    async def scenario() -> None:
-        async with loopback(tmp_path, n=2) as net:
+    async with loopback(tmp_path, n=2) as net:
 
-            async def any_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                await coins.choice(scripts)(reader, writer)
+        async def any_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await coins.choice(scripts)(reader, writer)
 
-            async with hostile(net, 1, any_of):
-                for _ in range(20):
-                    await net.pull(0, 1, ROUND)
-                tracemalloc.start()
-                for _ in range(300):
-                    assert (await net.pull(0, 1, ROUND))[0] == "malformed"
-                gc.collect()  # connections are cycles: when the collector last ran is not what is measured
-                now, peak = tracemalloc.get_traced_memory()
-                tracemalloc.stop()
-                assert now < 2 << 20
-                assert peak < 8 << 20
-
-    asyncio.run(scenario())
+        async with hostile(net, 1, any_of):
+            for _ in range(20):
+                await net.pull(0, 1, ROUND)
+            tracemalloc.start()
+            for _ in range(300):
+                assert (await net.pull(0, 1, ROUND))[0] == "malformed"
+            gc.collect()  # connections are cycles: when the collector last ran is not what is measured
+            now, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert now < 2 << 20
+            assert peak < 8 << 20

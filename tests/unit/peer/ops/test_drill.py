@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -78,13 +77,10 @@ async def drilled(folder: Path, attack: str) -> AsyncIterator[Drill]:
 
 
 @pytest.mark.parametrize("name", ["alie", "foe", "sf", "mimic", "none", "dissensus", "strongest", "fang"])
-def test_all_victims_get_the_same_forgery_of_the_library(tmp_path: Path, name: str) -> None:
-    async def scenario() -> tuple[set[str], Models, Any]:
-        async with drilled(tmp_path, name) as drill:
-            results, rows = await drill.pulls()
-            return results, rows, drill.net.membership
-
-    results, rows, m = asyncio.run(scenario())
+async def test_all_victims_get_the_same_forgery_of_the_library(tmp_path: Path, name: str) -> None:
+    async with drilled(tmp_path, name) as drill:
+        results, rows = await drill.pulls()
+        m = drill.net.membership
     assert results == {"ok"}
     since = MODELS.mean(axis=0)  # from the common initial model, which is zero here
     chosen = rule(m.rule, f=m.b_hat)
@@ -103,12 +99,11 @@ def test_all_victims_get_the_same_forgery_of_the_library(tmp_path: Path, name: s
         ("slow(rate=1e6)", "ok", 60.0),
     ],
 )
-def test_misbehaviour_reaches_its_victims(tmp_path: Path, name: str, result: str, within: float) -> None:
-    async def scenario() -> tuple[set[str], Models]:
-        async with drilled(tmp_path, name) as drill:
-            return await drill.pulls(within=within)
-
-    results, rows = asyncio.run(scenario())
+async def test_misbehaviour_reaches_its_victims(
+    tmp_path: Path, name: str, result: str, within: float
+) -> None:
+    async with drilled(tmp_path, name) as drill:
+        results, rows = await drill.pulls(within=within)
     assert results == {result}
     if name == "nan":
         assert np.isnan(rows).all()
@@ -118,23 +113,20 @@ def test_misbehaviour_reaches_its_victims(tmp_path: Path, name: str, result: str
         np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
 
 
-def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with drilled(tmp_path, "flood(rate=1000)") as drill:
-            results, rows = await drill.pulls()
-            assert results == {"ok"}
-            np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
-            await until(lambda: all(store.codes()[429] for store in drill.stores))
-            row = np.zeros(LAYOUT.d)
-            answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
-            assert answer.result == "ok"
-            bodies = [
-                sum(member == HONEST and code == 200 for member, code, _ in store.answered)
-                for store in drill.stores
-            ]
-            assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
-
-    asyncio.run(scenario())
+async def test_flood_meets_the_limits_and_others_are_served(tmp_path: Path) -> None:
+    async with drilled(tmp_path, "flood(rate=1000)") as drill:
+        results, rows = await drill.pulls()
+        assert results == {"ok"}
+        np.testing.assert_allclose(rows[0], MODELS[1:].mean(axis=0))
+        await until(lambda: all(store.codes()[429] for store in drill.stores))
+        row = np.zeros(LAYOUT.d)
+        answer = await drill.transports[0].pull(1, 1, row, asyncio.get_running_loop().time() + 60)
+        assert answer.result == "ok"
+        bodies = [
+            sum(member == HONEST and code == 200 for member, code, _ in store.answered)
+            for store in drill.stores
+        ]
+        assert max(bodies) <= 2 + 1  # two of round 1, and a word about the clock
 
 
 def test_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tmp_path: Path) -> None:

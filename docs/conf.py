@@ -30,7 +30,7 @@ extensions = [
     "sphinx_copybutton",
     "_ext.generated",
 ]
-exclude_patterns = ["results/paper", "_ext", "_generated", "notes.md"]  # for maintainers
+exclude_patterns = ["results/paper", "_ext", "_generated"]
 templates_path: list[str] = []
 
 html_theme = "furo"

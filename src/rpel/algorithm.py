@@ -238,7 +238,7 @@ def nnm_trimmed_mean(vectors: Models, f: int) -> Models:
     mixed = np.empty_like(vectors)
     for i in range(m):
         distances = np.square(vectors - vectors[i]).sum(axis=1)
-        distances[i] = -1.0  # itself first
+        distances[i] = -1.0  # sort the vector itself first
         mixed[i] = vectors[np.argsort(distances, kind="stable")[: m - f]].mean(axis=0)
     return np.asarray(np.sort(mixed, axis=0)[f : m - f].mean(axis=0))
 

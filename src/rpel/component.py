@@ -432,7 +432,7 @@ def _files(module: str) -> list[Path]:
     package = start.name == "__init__.py"
     folder = start.parents[1] if package else start.parent
     files, todo = set[Path](), sorted(start.parent.rglob("*.py")) if package else [start]
-    installed = folder.name in ("site-packages", "dist-packages")  # there, others are told by their version
+    installed = folder.name in ("site-packages", "dist-packages")  # known by their version
     while todo:
         path = todo.pop()
         if path not in files and path.suffix == ".py":

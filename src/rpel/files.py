@@ -110,5 +110,5 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         try:
             yield
         finally:
-            # a child forked meanwhile has the file open, too: closing would not do
+            # a child forked meanwhile has the file open, too, so closing it is not enough
             fcntl.flock(file, fcntl.LOCK_UN)

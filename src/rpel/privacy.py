@@ -63,7 +63,7 @@ def rate(batch: int, examples: int) -> float:
     0.1
     """
     if batch < 1 or examples < 1:
-        raise ValueError(f"a batch of {batch} from {examples} examples is none: both must be at least 1")
+        raise ValueError(f"cannot draw a batch of {batch} from {examples} examples: both must be at least 1")
     if batch > examples:
         raise ValueError(
             f"batch {batch} is larger than the {examples} examples of a node: the nearest is {examples}"

@@ -123,7 +123,7 @@ def run(work: Callable[[int, int], None], units: int, small: bool = False) -> No
             work(edges[turn], edges[turn + 1])
 
     futures: list[Future[None]] = []
-    # the pool was just closed by set_threads or the interpreter's end: work alone
+    # set_threads or interpreter shutdown has just closed the pool: work alone
     with suppress(RuntimeError):
         futures.extend(_helpers.executor().submit(take) for _ in range(size - 1))
     try:

@@ -79,7 +79,7 @@ def _noise(asked: Mapping[str, Any], steps: int) -> float | None:
         return None
     for name, value in asked.items():
         if value is None:
-            raise BadParameter(f"a noise is planned for {', '.join(asked)}, and {name} is missing")
+            raise BadParameter(f"planning the noise needs {', '.join(asked)}; {name} is missing")
     from rpel import privacy
 
     noise = privacy.noise_for(epsilon, privacy.rate(batch, examples), steps, delta)

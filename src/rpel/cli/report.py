@@ -54,7 +54,7 @@ def report(
     if latex_file is not None:
         texts[latex_file] = latex(table_of(groups), about=STATISTIC, index=False)
     for path, text in texts.items():
-        write_text(path, text, errors="replace")  # names of folders need not be Unicode
+        write_text(path, text, errors="replace")  # folder names need not be Unicode
     drawn: list[Path] = []
     if figures is not None:
         for chart, metric in product(charts(groups), METRICS):

@@ -218,7 +218,7 @@ class RunDisplay:
         for old in [key for key in self.tasks if key == "" or (self.one and key != label)]:
             self.bars.remove_task(self.tasks.pop(old))
         words = words or f"{done}/{total}"
-        # the time left, and a space between two columns
+        # room for the time left and a space between columns
         room = self.console.width - len(words) - len(seen) - 5 - 4
         if label not in self.tasks:
             self.tasks[label] = self.bars.add_task(label, total=total, done=words, seen=seen)

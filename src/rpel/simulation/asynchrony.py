@@ -208,7 +208,7 @@ class Schedule:
         phases = self._phases
         done = phases.published <= (self.edge(r) if r else -1)
         newest = np.zeros(len(self.w), np.int64)
-        newest[phases.rows[done]] = phases.published[done]  # in the order of time: the last one stays
+        newest[phases.rows[done]] = phases.published[done]  # in order of time, so the last one wins
         return newest
 
     def time(self, r: int) -> float:

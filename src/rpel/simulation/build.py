@@ -107,8 +107,8 @@ def _by_owner(run: Resolved, dataset: Dataset) -> tuple[list[Integers], list[Int
     spec = run.spec
     if dataset.writers is None:
         raise ValueError(
-            f"partition 'owner' needs to know whose data are whose, and {dataset.name} does not: try "
-            "'dirichlet'"
+            f"partition 'owner' needs the owner of each example, which {dataset.name} does not record: "
+            "try 'dirichlet'"
         )
     held = data.largest_owners(dataset.writers, spec.nodes, spec.batch_size)
     if run.attack.trains:
@@ -133,7 +133,8 @@ def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
         return data.dirichlet(labels, nodes, how.alpha, batch, seed)
     if dataset.writers is None:
         raise ValueError(
-            f"partition 'writer' needs to know who wrote what, and {dataset.name} does not: try 'dirichlet'"
+            f"partition 'writer' needs the writer of each example, which {dataset.name} does not record: "
+            "try 'dirichlet'"
         )
     return data.by_writer(dataset.writers, nodes, batch, seed)
 

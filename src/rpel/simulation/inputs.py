@@ -275,7 +275,7 @@ def described(thing: Any) -> str:
         values = {key: value for key, value in thing.state_dict().items() if isinstance(value, Tensor)}
         arrays = [value.detach().cpu().reshape(-1).view(torch.uint8).numpy() for value in values.values()]
         parts = [repr(thing), repr(list(values)), digest(*arrays)]
-        if len(models.trained(thing)) < len(list(thing.parameters())):  # another vector than with all of them
+        if len(models.trained(thing)) < len(list(thing.parameters())):  # frozen parameters change the vector
             parts.append(repr(list(models.trained(thing))))
         return _sha256(*(part.encode() for part in parts))
     return _sha256(component.place_of(thing).encode())

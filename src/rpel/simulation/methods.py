@@ -177,7 +177,7 @@ def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
     if method.peers == "everybody":
         spec = _all_of_them(spec)
     elif method.on_graph and placement == "adversarial" and spec.b_hat is None:
-        # attackers that choose their places may all sit beside one victim
+        # attackers that choose their places may all be neighbours of one victim
         spec = spec.replace(b_hat=spec.hostile_count)
     pull = spec.pull
     if pull is None and spec.b_hat is not None:

@@ -378,15 +378,15 @@ def _at_address(rank: str, size: str, address: str, port: str) -> tuple[Any, int
     _use_interface(address)
     keeps = rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        # a worker waits for the others below, with a sentence of its own
+        # _await_all waits for the other workers and has better error messages
         store = _stores.TCPStore(
             address, int(port), int(size), keeps, timeout=_JOINING, wait_for_workers=False
         )
     except (RuntimeError, OSError, ValueError) as error:
         raise ValueError(
-            f"the meeting place of the workers, {address}:{port}, cannot be reached: {_line(error)}"
+            f"the workers' rendezvous at {address}:{port} cannot be reached: {_line(error)}"
         ) from error
-    # torchrun keeps its store when it starts the workers again, with the addresses of those that are gone.
+    # When torchrun restarts the workers it keeps its store, with the addresses of the old ones.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return _stores.PrefixStore(f"attempt {attempt} of {size} workers", store), int(rank), int(size)
 

@@ -198,7 +198,7 @@ def with_canaries(dataset: Dataset, count: int, seed: int) -> Dataset:
     coins = stream(seed, "canaries")
     if not isinstance(dataset.train_x, np.ndarray) or dataset.collate is not None or dataset.labels is None:
         raise ValueError(
-            f"canaries are made of examples that are one array with a class each; {dataset.name} has others"
+            f"canaries need examples that are one array with a class each; those of {dataset.name} are not"
         )
     x = dataset.train_x
     if dataset.mean is not None:
@@ -348,7 +348,7 @@ class _Stage:
         What ordinary examples (`rows`) and the canary's label explain is subtracted.
         """
         update = (start - seen).astype(np.float64)
-        if self.spec.optimizer == "momentum":  # what weight decay did is known, and so is the rate
+        if self.spec.optimizer == "momentum":  # weight decay and the learning rate are known
             update = update / self.spec.rate(t) - self.spec.weight_decay * start
         usual = self._usual(simulation, task, start, rows)
         along = np.nan_to_num(by_example(task, start, self.planted))
@@ -357,7 +357,7 @@ class _Stage:
         labels = task.examples.dataset.train_y[self.planted]
         known = np.column_stack([labels[:, None] == np.unique(labels), expected]).astype(np.float64)
         rest = raw - known @ np.linalg.lstsq(known, raw, rcond=None)[0]
-        # canaries are not quite orthogonal: each is charged for its own
+        # canaries are not quite orthogonal: attribute to each its own part
         alike = (along @ along.T).astype(np.float64)
         return np.asarray(np.linalg.solve(alike + _RIDGE * np.eye(len(alike)), rest))
 

@@ -141,7 +141,7 @@ class PrivateGradients:
             size = self.sizes.get(node, held)
             if size < batch:
                 raise ValueError(
-                    f"node {node} holds {size} examples, fewer than batch_size {batch}: take {size}"
+                    f"node {node} holds {size} examples, fewer than batch_size {batch}: choose {size}"
                 )
             inside = self.draw("private-batch", t, k, node).random(held) < batch / size
             drawn.append(examples.pool[start + np.flatnonzero(inside)])

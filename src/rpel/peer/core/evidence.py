@@ -149,9 +149,9 @@ def verified(claim: Mapping[str, Any], membership: Membership, path: str) -> Pro
     membership.
     """
     if any(key not in claim for key in _KEYS):
-        raise ValueError(f"{path} is not evidence: a JSON object with {', '.join(_KEYS)}")
+        raise ValueError(f"{path} is not evidence: it must be a JSON object with {', '.join(_KEYS)}")
     if claim["format"] != FORMAT:
-        raise ValueError(f"{path} has the format {claim['format']!r}: {FORMAT!r} is known")
+        raise ValueError(f"{path} has the format {claim['format']!r}, not {FORMAT!r}")
     if claim["facts"] != facts(membership):
         raise ValueError(f"{path} is about another network than the members' file: their facts differ")
     number = membership.by_fingerprint(str(claim["fingerprint"]))
@@ -178,7 +178,7 @@ def verified(claim: Mapping[str, Any], membership: Membership, path: str) -> Pro
             f"{path} names {claim['member']!r}, but its certificate is not the one of {member.id!r}"
         )
     if first.digest == second.digest or {len(first.digest), len(second.digest)} != {32} or round < 1:
-        raise ValueError(f"{path} proves nothing: it takes two different hashes of one round")
+        raise ValueError(f"{path} proves nothing: it must hold two different hashes of one round")
     for signed in (first, second):
         if not signed_by(
             member.certificate, of_member(membership, number), round, signed.digest, signed.signature
@@ -287,7 +287,7 @@ class Witness:
                 continue
             if proof.member != roster.me:
                 new.append(self._exclude(proof))
-            elif proof.round > self._last:  # while this peer has run another did, too
+            elif proof.round > self._last:  # another process with this key ran at the same time
                 self.duplicate_key = proof.round
         return new
 

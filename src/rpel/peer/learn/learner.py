@@ -158,11 +158,11 @@ class TaskLearner:
         self._steps, self._subset = local_steps, subset
         layout = layout or Layout(tuple(task.layout), tuple(task.layout.values()), np.dtype(np.float32))
         self._order = Reordering(layout, task.layout, f"task {name!r}")
-        # Only where the network's order is another does the task have a vector of its own to work in.
+        # The task gets a vector of its own only if its parameters have another order than the network's.
         self._own: Models | None = None if self._order.same else np.empty(layout.d, layout.dtype)
         self._all_steps = self._local_steps()
         self._mark = np.frombuffer(_mark(task, hyper), np.uint8)
-        # Mark and local state in one piece of memory, so that a record is written without a copy of any.
+        # One piece of memory holds mark and local state, so a record is written without copying them.
         self._kept, self._state = _side_by_side(
             self._mark, self._all_steps.remembers(np.empty((1, layout.d), layout.dtype))
         )

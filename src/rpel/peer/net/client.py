@@ -154,7 +154,7 @@ class Client:
 
         The deadline is in the loop's time.
         """
-        self.differing.clear()  # a member that held another membership may be gone by now
+        self.differing.clear()  # members that held another membership may have left
         offsets = await asyncio.gather(*(self.member(now, number).clock(deadline) for number in now.others))
         return {
             number: offset for number, offset in zip(now.others, offsets, strict=True) if offset is not None
@@ -233,15 +233,15 @@ class Client:
                     ssl_shutdown_timeout=1.0,
                 )
             except BaseException as error:
-                with suppress(OSError):  # asyncio closes it, and is not to wait for a goodbye
+                with suppress(OSError):  # asyncio closes it and must not wait for close_notify
                     reached.shutdown(socket.SHUT_RDWR)
                 if isinstance(error, ValueError) and not isinstance(error, OSError):
-                    reached.close()  # asyncio has never had it
+                    reached.close()  # asyncio has not taken it over
                 raise
         connection = Connection(reader, writer)
         if connection.certificate != entry.fingerprint:
             connection.abort()
-            raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: its certificate is another")
+            raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: it has another certificate")
         return connection
 
     async def probe(self, now: Snapshot, member: int) -> bool:

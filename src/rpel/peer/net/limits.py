@@ -257,8 +257,7 @@ def reserve_descriptors(members: int, limits: Limits | None = None) -> int:
     True
     """
     limits = limits or Limits()
-    # Connections from members and to them; those that are no member's yet; then files,
-    # pages and the interpreter.
+    # Connections from and to members, unidentified connections, then files, pages and the interpreter.
     needed = 2 * limits.connections * members + limits.mute + limits.waiting + limits.pending + 256
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -138,16 +138,16 @@ class Server:
         Raises ValueError if the key or the certificate is missing or unfit. ``call_back``: tries to reach a
         member at its url, if members may ask for that.
         """
-        _ = service.now.server_context  # read now: a key that cannot be read is an error at start
+        _ = service.now.server_context  # read it now, so that an unreadable key is an error at the start
         self.limits, self._service = limits or Limits(), service
         self._gate = Gate(len(service.now.membership.members), self.limits, self._give_way)
         self._pace = self.limits.pace(len(service.now.membership.members))
         self._mute: dict[Ticket, _Accepted] = {}
         self._greeting: dict[Ticket, asyncio.Task[None]] = {}
-        self._unclaimed: set[socket.socket] = set()  # of greetings whose handshake has not begun
+        self._unclaimed: set[socket.socket] = set()  # sockets whose handshake has not begun
         self._lines: dict[str, list[MemberLine]] = {}  # by pin, oldest first
         self._call_back = call_back
-        self._called: dict[str, float] = {}  # by pin: when it was last called back
+        self._called: dict[str, float] = {}  # by pin: time of the last call back
         self._news = asyncio.Event()
         self._listening: list[socket.socket] = []
         self._sockets: set[Socket] = set()
@@ -226,7 +226,7 @@ class Server:
             connection, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # gone before it was accepted
             return
-        except OSError as error:  # too many open files: later there may be fewer
+        except OSError as error:  # too many open files: try again later
             _log.debug("could not accept a connection: %s", error)
             loop.remove_reader(listening)
             loop.call_later(0.05, self._listen, listening)

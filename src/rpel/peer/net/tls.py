@@ -158,5 +158,5 @@ def _load_own(context: ssl.SSLContext, certificate: Path, key: KeyFile) -> None:
 def no_core_dumps() -> None:
     """Keep the memory of a process that has read a key out of files: no core dumps, no foreign reader."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    with suppress(OSError, AttributeError):  # Linux has it
+    with suppress(OSError, AttributeError):  # only Linux has prctl
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -481,7 +481,7 @@ class Node:
             membership.save(self.config.state_dir / IN_FORCE)
         except OSError as error:
             log.warning(
-                "the membership in force cannot be kept (%s): keep its file until the next", error.strerror
+                "the membership in force cannot be saved (%s): keep its file until the next", error.strerror
             )
 
     async def _put_in_force(self, snapshot: Snapshot) -> None:

@@ -200,7 +200,7 @@ def in_force(config: Config, watcher: MembershipWatcher) -> Membership:
     written = Membership.load(config.members if config.members.exists() or not coming.exists() else coming)
     stored = config.state_dir / IN_FORCE
     if stored.exists():
-        with suppress(ValueError):  # of another network, or older than members.toml, or damaged
+        with suppress(ValueError):  # it is of another network, older than members.toml, or damaged
             written = _successor(written, Membership.load(stored))
     position = time.time() - written.timetable.begins
     due = watcher.due(written, written.timetable.round(position), position, at_start=True)

@@ -139,7 +139,7 @@ def pool_window(
                 for total, tap in zip(totals, taps, strict=True):
                     pixels = spread(builder, pixel, tap.type)
                     builder.store(add_product(builder, builder.load(total), pixels, tap), total)
-    for window in range(windows):  # in order: what one writes beyond its last filter the next one overwrites
+    for window in range(windows):  # in order: each overwrites what the one before wrote beyond its filters
         apart = builder.mul(filters, integer(window))
         results = (
             builder.gep(best, [builder.add(best_at, apart)]),
@@ -263,7 +263,7 @@ def pool(
     row = s.width * s.channels
     block = s.lanes
     size = s.k * s.k * s.channels * block
-    # The last block may write beyond the last filter, where the first block writes afterwards: so it goes
+    # The last block may write beyond the last filter, into values of the first block, so it runs before the
     # first. Into a border it writes zeros, because weights and bias beyond the last filter are zero.
     for b in range(s.blocks - 1, -1, -1):
         w0, f0 = b * size, b * block

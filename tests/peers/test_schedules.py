@@ -2,12 +2,13 @@
 no invariant ever breaks."""
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import pytest
 
 from support.virtual_faults import Fault, Strike, healed, schedule, scheduled, shrunk
-from support.virtual_network import PERIOD, STATES
+from support.virtual_network import PERIOD, STATES, VirtualNetwork
 
 
 def blocks(first: int) -> list[Any]:
@@ -71,18 +72,44 @@ def test_once_faults_end_every_honest_peer_aggregates_within_10_rounds(block: in
     assert [line for seed in range(25 * block, 25 * block + 25) for line in stuck(seed)] == []
 
 
+def of_four() -> VirtualNetwork:
+    """Four peers with a liar among them, for 14 rounds; all faults end with the fifth."""
+    net = VirtualNetwork(0, n=4, b=1, s=3, b_hat=1, rounds=14)
+    net.at(5 * PERIOD, net.heal)
+    return net
+
+
 def test_wrong_clock_and_one_liar_do_not_end_a_peer_early() -> None:
-    """n = 4: a clock far ahead and one liar's outvote the one honest member that answers;
-    the peer refuses to start."""
-    net, waiting = healed(396)
-    assert waiting == []
-    assert any("is over" in (peer.refused or "") for peer in net.peers)
+    """A clock far ahead and one liar outvote the one honest member that answers: the peer refuses to start."""
+    net = of_four()
+    wrong, down = net.peers[:2]
+    wall_clock_ahead = partial(setattr, wrong, "wall_error", 3600.0)
+    for act in (wall_clock_ahead, partial(wrong.crash, 1.0), partial(down.crash, 2 * PERIOD)):
+        net.at(1.5 * PERIOD, act)
+    net.run()
+    assert "round 14, the last, is over, and 1 of 2 members" in (wrong.refused or "")
+    assert net.stuck(5, 9) + net.broken == []
 
 
 def test_peer_with_a_clock_past_the_end_takes_part_once_it_is_right() -> None:
-    assert stuck(1648) == []
+    """Nobody answers it, so it believes its clock and ends; with the right time it is started again."""
+    net = of_four()
+    wrong, ended = net.peers[0], list[bool]()
+    net.cut(1.5 * PERIOD, 5 * PERIOD, lambda a, c: wrong.number in (a, c))
+    for act in (partial(setattr, wrong, "wall_error", 3600.0), partial(wrong.crash, 1.0)):
+        net.at(1.5 * PERIOD, act)
+    net.at(4.9 * PERIOD, lambda: ended.append(wrong.left))
+    net.run()
+    assert ended == [True]
+    assert net.stuck(5, 9) + net.broken == []
 
 
-@pytest.mark.parametrize("seed", [1089, 1149])
-def test_network_that_crashes_while_rounds_pause_plays_on_after_the_pause(seed: int) -> None:
-    assert stuck(seed) == []
+@pytest.mark.parametrize("period", [PERIOD, PERIOD / 2])
+def test_network_that_crashes_while_rounds_pause_plays_on_after_the_pause(period: float) -> None:
+    net = VirtualNetwork(0, rounds=12)
+    net.repace(3, period, pause=7 * PERIOD)
+    for peer in net.peers:
+        net.at(5 * PERIOD, partial(peer.crash, net.coins.uniform(0, 1.5) * PERIOD))
+    net.run()
+    assert {peer.incarnation for peer in net.peers} == {2}
+    assert net.stuck(2) + net.broken == []

@@ -766,12 +766,18 @@ class VirtualNetwork:
     def set_back(self, peer: Peer) -> None:
         """A peer's disk is what it was when it was copied."""
         peer.disk.set_back()
-        self._durable[peer] = peer.disk.last_checkpoint
+        self.lost(peer)
 
     def emptied(self, peer: Peer) -> None:
         """Empty a peer's disk; nothing is expected to be there then."""
         peer.disk.empty()
-        self._durable[peer] = 0
+        self.lost(peer)
+
+    def lost(self, peer: Peer) -> None:
+        """An older disk is in place: without the draw of who missed the last round, another follows."""
+        self._durable[peer] = peer.disk.last_checkpoint
+        if self.rounds + 1 not in peer.disk.records:
+            self._draws.pop((peer, self.rounds + 1), None)
 
     # --- how faults end ---
 

@@ -56,7 +56,8 @@ Models in records are never written to after they were made, but for one: a :dat
    cannot.
 9. The end is the same for all. After its last round a peer serves it for ``linger`` periods; who missed it
    takes a robust aggregate of that round's half-steps, from one more draw, which is recorded like those of
-   the rounds.
+   the rounds. No round follows, so it cannot be sat out: a disk that was emptied or set back since brings
+   another draw. Nothing of the former is left then, and nothing of it was ever served.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence

@@ -1,5 +1,4 @@
-"""--tensorboard: the metrics as event files, every round once, however often a run was stopped;
-never in the hash."""
+"""Event files of TensorBoard: every round once, however often a run was stopped; never in the hash."""
 
 import json
 import math
@@ -61,11 +60,11 @@ def crashed(out: Path, **more: Any) -> Path:
 
 
 def test_every_metric_of_every_round_is_there_once(tmp_path: Path) -> None:
-    with_events, without = tiny(tmp_path / "a", tensorboard=True).path, tiny(tmp_path / "b").path
+    with_events, without = tiny(tmp_path / "a", track="tensorboard").path, tiny(tmp_path / "b").path
     assert with_events is not None
     assert without is not None
     assert with_events.name == without.name, "it is not part of the run's meaning"
-    assert differences(with_events, without) == []
+    assert differences(with_events, without) == ["spec.toml"], "nothing that is computed differs"
     assert not (without / "tensorboard").exists()
     points = scalars(accumulator(with_events))
     assert points == expected(with_events)
@@ -77,7 +76,7 @@ def test_every_tensorboard_tag_shows_its_column(tmp_path: Path) -> None:
     """In a run in which no two columns are equal: a backdoor,
     and so many late nodes that some keep their half-step."""
     path = tiny(
-        tmp_path, tensorboard=True, attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2
+        tmp_path, track="tensorboard", attack="backdoor", rule="median", no_show=0.5, byzantine=2, rounds=2
     ).path
     assert path is not None
     values_by_tag = scalars(accumulator(path))
@@ -87,16 +86,15 @@ def test_every_tensorboard_tag_shows_its_column(tmp_path: Path) -> None:
     assert len({value for tag, value in last.items() if tag != "diverged"}) == len(TAGS) - 1
 
 
-@pytest.mark.parametrize("began", [True, False], ids=["began with", "began without"])
-def test_resumed_run_has_each_round_once(tmp_path: Path, began: bool) -> None:
-    path = crashed(tmp_path, tensorboard=began)  # and at once again: names of event files have whole seconds
+def test_resumed_run_has_each_round_once(tmp_path: Path) -> None:
+    path = crashed(
+        tmp_path, track="tensorboard"
+    )  # and at once again: names of event files have whole seconds
     looking_on = accumulator(path)
-    if began:
-        assert [step for step, _ in scalars(looking_on)["consensus"]] == [1, 2, 3, 4, 5]
-    resume(path, tensorboard=True)
+    assert [step for step, _ in scalars(looking_on)["consensus"]] == [1, 2, 3, 4, 5]
+    resume(path)
     assert scalars(accumulator(path)) == expected(path)
-    if began:
-        assert scalars(looking_on) == expected(path), "who looks on is told to forget what is run again"
+    assert scalars(looking_on) == expected(path), "who looks on is told to forget what is run again"
 
 
 def test_rounds_can_be_watched_as_they_pass(tmp_path: Path) -> None:
@@ -107,15 +105,14 @@ def test_rounds_can_be_watched_as_they_pass(tmp_path: Path) -> None:
             (path,) = tmp_path.iterdir()
             seen.append(len(scalars(accumulator(path))["consensus"]))
 
-    tiny(tmp_path, tensorboard=True, progress=look)
+    tiny(tmp_path, track="tensorboard", progress=look)
     assert seen == [4]
 
 
 def test_finished_run_is_copied_and_a_forced_one_cleared(tmp_path: Path) -> None:
     path = tiny(tmp_path).path
     assert path is not None
-    assert tiny(tmp_path, tensorboard=True).reused
-    assert resume(path, tensorboard=True).reused
+    assert tiny(tmp_path, track="tensorboard").reused
     assert scalars(accumulator(path)) == expected(path)
     assert len(list((path / "tensorboard").iterdir())) == 1
     tiny(tmp_path, force=True)
@@ -128,41 +125,31 @@ def test_overflowed_metrics_are_infinite_in_tensorboard(tmp_path: Path) -> None:
     assert scalars(accumulator(tmp_path)) == {"loss": [(1, math.inf)], "consensus": [(1, 1.0)]}
 
 
-def test_reproduce_and_sweep_write_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rpel("reproduce", "femnist-b0-local1", "--out", str(tmp_path / "made"), "--tensorboard", capsys=capsys)
-    (path,) = (tmp_path / "made" / "runs").iterdir()
-    first = expected(path)
-    assert scalars(accumulator(path)) == first
+def test_sweep_writes_them_if_its_file_says_so(tmp_path: Path) -> None:
     file = tmp_path / "grid.toml"
     fields = "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items() if key != "byzantine")
-    file.write_text(fields + "[grid]\nbyzantine = [1]\n", "utf-8")
-    (result,) = Study(read(file), tmp_path / "sweep").run()
-    path = Path(result.row()["path"])
-    assert not (path / "tensorboard").exists()
-    (result,) = Study(read(file), tmp_path / "sweep", tensorboard=True).run()
-    assert result.run is not None
-    assert result.run.reused
+    for track, reused in (("", False), ('track = "tensorboard"\n', True)):
+        file.write_text(fields + track + "[grid]\nbyzantine = [1]\n", "utf-8")
+        (result,) = Study(read(file), tmp_path / "sweep").run()
+        assert result.run is not None
+        assert result.run.reused == reused
+        path = Path(result.row()["path"])
+        assert (path / "tensorboard").exists() == reused
     assert scalars(accumulator(path)) == expected(path)
-    (result,) = Study(read(file), tmp_path / "other", tensorboard=True).run()
+    (result,) = Study(read(file), tmp_path / "other").run()
     path = Path(result.row()["path"])
     assert scalars(accumulator(path)) == expected(path)
 
 
-def test_tensorboard_option_without_the_package_exits_with_2(
+def test_tracker_without_its_package_exits_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = crashed(tmp_path / "runs")
     monkeypatch.setattr(journal, "find_spec", lambda name: None)
-    (tmp_path / "grid.toml").write_text("[grid]\nnodes = [20]\n", "utf-8")
-    for words in (
-        ["run", "quickstart"],
-        ["resume", str(path)],
-        ["reproduce", "mnist-left"],
-        ["sweep", "grid.toml"],
-    ):
-        monkeypatch.chdir(tmp_path)
-        _, said = rpel(*words, "--tensorboard", capsys=capsys, code=2)
-        assert said == "rpel: TensorBoard is not installed: pip install 'rpel[tensorboard]'\n"
-    assert {p.name for p in tmp_path.iterdir()} == {"runs", "grid.toml"}
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.chdir(tmp_path)
+    for track in ("tensorboard", "wandb"):
+        _, said = rpel("run", "quickstart", "--track", track, capsys=capsys, code=2)
+        assert "is not installed: pip install" in said
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="out='runs'"):
-        simulate(out=None, tensorboard=True)
+        simulate(out=None, track="tensorboard")

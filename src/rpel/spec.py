@@ -493,6 +493,9 @@ class Execution(CheckedRecord):
     threads: int | None = Field(None, description="threads (unset: as many as cores)", ge=1)
     workers: int = Field(1, description="processes that share the run", ge=1)
     out: str = Field("runs", description="folder for run folders")
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = Field(
+        None, description="where else the metrics go, as the run goes on: tensorboard, mlflow or wandb"
+    )
 
 
 class Request(Spec, Execution):

@@ -13,7 +13,7 @@ from rpel.rules.registry import RULES
 from rpel.simulation.build import build_task
 from rpel.simulation.inputs import Gathered
 from rpel.simulation.methods import METHODS, Resolved, resolve
-from rpel.spec import Spec
+from rpel.spec import Request
 from rpel.tasks import Classification
 
 Fields = dict[str, Any]
@@ -78,7 +78,7 @@ def _own_pull(name: str) -> Fields:
 def resolved(fields: Fields, **more: Any) -> Resolved:
     """The specification of a case."""
     given = {**SMALL, **fields, **more}
-    return resolve(Spec(**{key: value for key, value in given.items() if value is not None}))
+    return resolve(Request(**{key: value for key, value in given.items() if value is not None}))
 
 
 def task_of(run: Resolved, arrays: Torch | None = None) -> Classification:

@@ -25,8 +25,7 @@ ARENA = Path("arena")
 @opt.described
 def sweep(
     file: Path, out: Path | None = None, jobs: opt.Jobs = None, engine: opt.Engine = "local",
-    address: opt.Address = None, data_dir: opt.DataDir = None,
-    tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
+    address: opt.Address = None, data_dir: opt.DataDir = None, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Run all combinations of a grid over any fields, several at a time; finished ones are not repeated.
 
@@ -44,8 +43,7 @@ def sweep(
     """
     cells, folder = read(file, **opt.given(data_dir=data_dir)), out or Path("sweeps") / file.stem
     with _engine(engine, address) as ray, terminal.display() as shown:
-        options = {"tensorboard": tensorboard, "ray": ray, "download": shown.download}
-        study = Study(cells, folder, jobs, strict=True, **options)
+        study = Study(cells, folder, jobs, strict=True, ray=ray, download=shown.download)
     try:
         results = _run(study)
     finally:
@@ -242,8 +240,7 @@ def reproduce(
     attacks: str | None = None, methods: str | None = None, seeds: str | None = None,
     eval_every: int | None = None, out: Path | None = None, style: opt.Look = "screen",
     jobs: opt.Jobs = None, data_dir: opt.DataDir = None, threads: opt.Threads = None, listed: bool = False,
-    extra: bool = False, tensorboard: opt.TensorBoard = False,
-    as_json: opt.Json = False,
+    extra: bool = False, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Make figures of the paper: CSV, SVG, PNG, and an index of the runs behind them.
 
@@ -278,7 +275,7 @@ def reproduce(
     with terminal.display() as shown:
         work = Reproduction(
             names or [], scale, folder, jobs, selection=selection, data_dir=data_dir, threads=threads,
-            style=style, tensorboard=tensorboard, download=shown.download,
+            style=style, download=shown.download,
         )  # fmt: skip
     with terminal.interruptible(), _watching(terminal.stderr()) as watch:
         _estimate(work.study)

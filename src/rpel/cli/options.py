@@ -14,7 +14,6 @@ from rpel.studies.plots import Style
 HERE, MEMBERS, SETTINGS = Path(), Path("members.toml"), Path("peer.toml")  # where files are looked for
 Json = Annotated[bool, Option("--json", help="Print the results as JSON.")]
 JsonLines = Annotated[bool, Option("--json", help="Print one line of JSON each time.")]
-TensorBoard = Annotated[bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")]
 Nodes = Annotated[int, Option(help="Number of nodes, n.")]
 SomeNodes = Annotated[int | None, Option(help="Number of nodes, n.")]
 Byzantine = Annotated[int, Option(help="How many of them may be hostile, b.")]

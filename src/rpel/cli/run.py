@@ -29,7 +29,7 @@ def run(
     data_dir: opt.DataDir = None, model: str | None = None, seed: str | None = None,
     seeds: str | None = None, device: str | None = None, workers: str | None = None,
     out: str | None = None, fields: list[str] | None = None, force: bool = False,
-    tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
+    track: str | None = None, as_json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Simulate training among nodes, some of them hostile, and keep the run in a folder.
 
@@ -61,11 +61,12 @@ def run(
         out: Folder for run folders. [runs]
         fields (--set, -s): Any other field, as in batch_size=50; may be given several times.
         force: Begin anew, even if it is finished.
+        track: Copy the metrics to tensorboard, mlflow or wandb.
     """
     changes = opt.given(
         attack=attack, rule=rule, method=method, nodes=nodes, byzantine=byzantine, pull=pull, b_hat=b_hat,
         rounds=rounds, dataset=dataset, data_dir=data_dir, model=model, seed=seed, seeds=seeds, device=device,
-        workers=workers, out=out,
+        workers=workers, out=out, track=track,
     )  # fmt: skip
     for text in fields or []:
         key, equals, value = text.partition("=")
@@ -77,18 +78,13 @@ def run(
         with uncollected():
             from rpel.simulation.run import run as run_spec
 
-        result = run_spec(
-            spec, progress=shown.tick, download=shown.download, force=force,
-            tensorboard=tensorboard,
-        )  # fmt: skip
+        result = run_spec(spec, progress=shown.tick, download=shown.download, force=force)
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
 
 
 @opt.described
-def resume(
-    path: Path, force: bool = False, tensorboard: opt.TensorBoard = False, as_json: opt.Json = False,
-) -> None:  # fmt: skip
+def resume(path: Path, force: bool = False, as_json: opt.Json = False) -> None:
     """Continue an interrupted run, or all runs below a folder, from the last checkpoint.
 
     The result is the same as without the interruption.
@@ -102,24 +98,22 @@ def resume(
         force: Start again, also if other code has begun it.
     """
     if not (path / "spec.toml").is_file() and path.is_dir():
-        _resume_all(path, force, tensorboard, as_json)
+        _resume_all(path, force, as_json)
         return
     specs.load_folder(path)
     with terminal.display() as shown:
-        result = _resumed(path, shown, force, tensorboard)
+        result = _resumed(path, shown, force)
     if not terminal.printed(result.summary(), as_json):
         terminal.show_run(result.summary())
 
 
-def _resumed(path: Path, shown: terminal.RunDisplay, force: bool, tensorboard: bool) -> "Run":
+def _resumed(path: Path, shown: terminal.RunDisplay, force: bool) -> "Run":
     from rpel.simulation import api
 
-    return api.resume(
-        path, progress=shown.tick, download=shown.download, force=force, tensorboard=tensorboard
-    )
+    return api.resume(path, progress=shown.tick, download=shown.download, force=force)
 
 
-def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> None:
+def _resume_all(top: Path, force: bool, as_json: bool) -> None:
     """Every unfinished run below a folder, one after the other; one that fails does not stop the others."""
     from rpel.studies.report import collect
 
@@ -129,7 +123,7 @@ def _resume_all(top: Path, force: bool, tensorboard: bool, as_json: bool) -> Non
         shown.say(f"{count(len(collection.unfinished), 'unfinished run')} below {top}")
         for one in collection.unfinished:
             try:
-                results.append(_resumed(one.path, shown, force, tensorboard).summary())
+                results.append(_resumed(one.path, shown, force).summary())
             except ValueError as error:
                 shown.say(f"rpel: {one.path}: {error}")
                 failed += 1

@@ -64,12 +64,11 @@ def readable(path: Path) -> Iterator[None]:
 class RunFolder:
     """The folder of one run.
 
-    Writing needs :meth:`locked`; reading does not. tensorboard: also copy the rows for TensorBoard.
+    Writing needs :meth:`locked`; reading does not.
     """
 
-    def __init__(self, path: Path, tensorboard: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.tensorboard = tensorboard
 
     # --- who writes ---
 
@@ -178,16 +177,9 @@ class RunFolder:
             yield Journal(file)
 
     def copy_events(self) -> None:
-        """Write the TensorBoard copy of a finished run, if one is wanted.
-
-        Two processes may do so at once.
-        """
-        if self.tensorboard:
-            remove_events(self.path / EVENTS)
-            self._events(self.metrics()).close()
-
-    def _events(self, rows: list[Row]) -> Events:
-        return Events(self.path / EVENTS, rows)
+        """Write the TensorBoard copy of a finished run; two processes may do so at once."""
+        remove_events(self.path / EVENTS)
+        Events(self.path / EVENTS, self.metrics()).close()
 
     # --- checkpoints ---
 

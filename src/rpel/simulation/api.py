@@ -60,7 +60,6 @@ def simulate(
     out: str | Path | None = None,
     progress: bool | Progress | None = None,
     force: bool = False,
-    tensorboard: bool = False,
     seeds: str | Sequence[int] | None = None,
     **fields: Any,
 ) -> Run | Runs:
@@ -115,7 +114,7 @@ def simulate(
         objects from Python nobody can know, and it runs again, in a folder of its own.
         device, threads, workers: where it runs; workers are processes on this machine that share it.
         progress: True prints it to stderr; a function is called with a Tick after every round.
-        tensorboard: copy the metrics for TensorBoard.
+        track: "tensorboard", "mlflow" or "wandb" copies the metrics there as the run goes on.
         callbacks: callables (state, row), called after every round in their order. What one returns, a dict
         of numbers by name, becomes columns of the history and of metrics.jsonl; state.x (h, d) are the
         models. A rpel.simulation.loop.Tracker is also opened before the first round, and closed.
@@ -172,11 +171,11 @@ def simulate(
         own = replace(own, optimizer=fields.pop("optimizer"))
     paths = {"data_dir": fields.pop("data_dir", None), "out": out}
     fields |= {key: str(path) for key, path in paths.items() if path is not None}
-    if tensorboard and out is None:
-        raise ValueError("tensorboard=True needs a run folder to write to: give out='runs'")
+    if fields.get("track") == "tensorboard" and out is None:
+        raise ValueError("track='tensorboard' needs a run folder to write to: give out='runs'")
     told = _printed if progress is True else progress or None
     job = Request(**fields, seeds=seeds)
-    return _run(job, own, keep=out is not None, progress=told, force=force, tensorboard=tensorboard)
+    return _run(job, own, keep=out is not None, progress=told, force=force)
 
 
 def _signature() -> inspect.Signature:
@@ -228,7 +227,6 @@ def resume(
     progress: bool | Progress | None = None,
     download: Download | None = None,
     force: bool = False,
-    tensorboard: bool = False,
 ) -> Run:
     """Continue a run from its last checkpoint; the result is the same to the last bit.
 
@@ -237,7 +235,7 @@ def resume(
     path: the run folder. model, train, test, loss, metric: what the run was given from Python, which it needs
     again; rule, attack, collate, target, optimizer, callbacks and problem, too.
     force: start it again, also if other code has begun it.
-    progress, tensorboard: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
+    progress: as in :func:`simulate`. download(name, done, total) is told of bytes that arrive.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +247,7 @@ def resume(
         model, train, test, loss, metric, rule, attack, optimizer, tuple(callbacks), problem, collate, target
     )
     told = _printed if progress is True else progress or None
-    return _resume(_kept(path), own, force=force, progress=told, download=download, tensorboard=tensorboard)
+    return _resume(_kept(path), own, force=force, progress=told, download=download)
 
 
 def load(path: str | Path | None, model: nn.Module | Factory | None = None) -> Run:

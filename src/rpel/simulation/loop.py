@@ -77,8 +77,7 @@ class TensorBoard(Tracker):
     """Copies the metrics to event files in the run folder, for TensorBoard."""
 
     def begin(self, spec: Request, path: Path | None, rows: Sequence[Row]) -> None:
-        if path is None:
-            raise ValueError("tensorboard needs a run folder to write to: give out='runs'")
+        assert path is not None, "refused by simulate"
         self.events = Events(path / EVENTS, rows)
 
     def __call__(self, state: State, row: Row) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from torch import nn
@@ -34,7 +35,7 @@ from rpel.simulation.inputs import (
     loader,
     run_hash,
 )  # fmt: skip
-from rpel.simulation.loop import Callback, Interrupted, Progress, TensorBoard, train
+from rpel.simulation.loop import Callback, Interrupted, Progress, TensorBoard, Tracker, train
 from rpel.simulation.methods import Resolved, remark, resolve
 from rpel.simulation.workers import Workers
 from rpel.spec import Request, load_folder
@@ -52,7 +53,6 @@ def run(
     progress: Progress | None = None,
     download: Download | None = None,
     force: bool = False,
-    tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> finished.Run | finished.Runs:
     """Run a Spec, or each of its seeds.
@@ -61,8 +61,7 @@ def run(
 
     stop: the token of a command that runs several; a signal in the last round of a run sets it for the rest.
     """
-    if tensorboard:
-        check_tensorboard()  # before data are loaded
+    tracker(spec)  # refused before data are loaded
     own, stop = own or Inputs(), stop or Stop(WHEN)
     spec = own.marked(spec)
     seeds, load = parse_seeds(spec.seeds) or [spec.seed], loader(download)
@@ -77,7 +76,7 @@ def run(
             resolved, gathered = prepared(spec.replace(seed=seed, seeds=None), own, load)
             folder = None
             if keep:
-                folder = RunFolder(placed(resolved.spec, gathered, force=force), tensorboard)
+                folder = RunFolder(placed(resolved.spec, gathered, force=force))
             said = remark(spec, resolved) if seed == seeds[0] else None
             runs.append(
                 _run_one(resolved, gathered, folder, progress, stop, force, workers, own.callbacks, said)
@@ -119,13 +118,11 @@ def resume(
     force: bool = False,
     progress: Progress | None = None,
     download: Download | None = None,
-    tensorboard: bool = False,
     stop: Stop | None = None,
 ) -> finished.Run:
     """Go on with the run in a folder; a finished one is returned. force: start it again."""
-    if tensorboard:
-        check_tensorboard()
-    spec, folder = load_folder(path), RunFolder(path, tensorboard)
+    spec, folder = load_folder(path), RunFolder(path)
+    tracker(spec)
     if force:
         again = spec.replace(out=str(path.resolve().parent))
         result = run(again, own, progress=progress, download=download, force=True, stop=stop)
@@ -141,7 +138,7 @@ def resume(
             f"{path} was begun by other code ({code[:8]}, now {ours['code'][:8]}): --force starts it again"
         )
     with joined(spec, own) as workers:
-        if (found := stored(folder, ours)) is not None:
+        if (found := stored(folder, ours, spec)) is not None:
             return found
         resolved, gathered = prepared(spec, own, loader(download))
         now, named = run_hash(resolved.spec, gathered), hash_of(path.resolve().name)
@@ -166,9 +163,9 @@ def _run_one(
     said: str | None = None,
 ) -> finished.Run:
     """The stored result, or the rest of the run."""
-    if folder is not None and not force and (found := stored(folder, inputs.versions)) is not None:
-        return found
     spec = resolved.spec
+    if folder is not None and not force and (found := stored(folder, inputs.versions, spec)) is not None:
+        return found
     counted = replace(resolved, spec=spec.replace(threads=spec.threads or threads()))
     with ExitStack() as stack:
         engine = stack.enter_context(workers.engine(resolved, inputs))
@@ -178,19 +175,31 @@ def _run_one(
             stack.enter_context(folder.locked())
             if force:
                 folder.clear()
-            elif (found := stored(folder, inputs.versions)) is not None:
+            elif (found := stored(folder, inputs.versions, spec)) is not None:
                 return found  # finished by another process in between
-            callbacks = [*callbacks, TensorBoard()] if folder.tensorboard else callbacks
+        callbacks = [*callbacks, *tracker(spec)]
         return train(counted, inputs, engine, folder, callbacks, progress, stop)
 
 
-def stored(folder: RunFolder, ours: Mapping[str, str]) -> finished.Run | None:
-    """The result of a finished run, with a word about it; None when there is none."""
+def tracker(spec: Request) -> list[Tracker]:
+    """Return the tracker that a run asks for, if any; ValueError if its library is not installed."""
+    if spec.track is None:
+        return []
+    if spec.track == "tensorboard":
+        check_tensorboard()
+        return [TensorBoard()]
+    trackers = import_module("rpel.integrations.trackers")  # above this layer: it knows other libraries
+    return [trackers.MLflow() if spec.track == "mlflow" else trackers.WandB()]
+
+
+def stored(folder: RunFolder, ours: Mapping[str, str], spec: Request) -> finished.Run | None:
+    """Return the result of a finished run, with a word about it; None when there is none."""
     proof = folder.certificate()
     if proof is None:
         return None
     log.info("%s is finished and not repeated", folder.path)
     if different := differences(proof.versions, ours):
         log.warning("it was made by other code (%s)", different)
-    folder.copy_events()
+    if spec.track == "tensorboard":
+        folder.copy_events()
     return finished.Run.load(folder.path, reused=True)

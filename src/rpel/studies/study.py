@@ -30,7 +30,6 @@ from rpel.processes import Stop, call, cores
 from rpel.record import parse_seeds
 from rpel.runs.columns import Role, names
 from rpel.runs.folder import RunFolder
-from rpel.runs.journal import check_tensorboard
 from rpel.runs.run import Run, spread
 from rpel.spec import TO_ALL, Request, load
 from rpel.text import value_text
@@ -207,7 +206,6 @@ class Study:
         *,
         strict: bool = False,
         together: bool = True,
-        tensorboard: bool = False,
         ray: Any = None,
         download: "Download | None" = None,
     ) -> None:
@@ -219,19 +217,15 @@ class Study:
             jobs: runs at a time; as many as cores if left out.
             strict: whether a value that no cell can run with is an error.
             together: whether an error that all cells share is raised.
-            tensorboard: whether metrics are also written for TensorBoard.
             ray: the module, connected to a cluster whose tasks the runs are; otherwise they run here.
             download: is told of the bytes of data sets.
 
         Raises:
             ValueError: all cells fail for one reason, or, if strict, all of one value.
         """
-        if tensorboard:
-            check_tensorboard()
         from rpel.simulation.inputs import loader
 
         self.out = Path(out).resolve() if ray else Path(out)
-        self.options: dict[str, Any] = {"tensorboard": tensorboard}
         available = cores() if ray is None else int(ray.cluster_resources().get("CPU", 1))
         self.jobs = max(1, min(jobs or available, len(cells)))
         self.threads = max(1, available // self.jobs)
@@ -264,7 +258,8 @@ class Study:
         job = Job(replace(cell, spec=spec), folder, self.out / "cells" / f"{folder.name}.log")
         if RunFolder(folder).certificate() is not None:
             job.status, job.reused = "done", True
-            RunFolder(folder, bool(self.options["tensorboard"])).copy_events()
+            if spec.track == "tensorboard":
+                RunFolder(folder).copy_events()
         return job
 
     @property
@@ -303,7 +298,7 @@ class Study:
                 self._here(job)
                 return True
             files = {"stdout": Path("/dev/null"), "stderr": job.log}
-            process = self.start(train, job.cell.spec, self.options, **files, name=job.cell.name)
+            process = self.start(train, job.cell.spec, **files, name=job.cell.name)
             self.processes[id(job)] = job, process
         return len(self.processes) > before
 
@@ -380,7 +375,7 @@ def _check(cells: Sequence[tuple[Cell, Job]], strict: bool) -> None:
                 raise ValueError(f"{key} {value_text(value)}: {job.error}")
 
 
-def train(spec: Request, options: Mapping[str, Any]) -> tuple[str, str]:
+def train(spec: Request) -> tuple[str, str]:
     """Train a run in a child process; return its end, and its folder or what went wrong."""
     from rpel.simulation.run import run
 
@@ -389,7 +384,7 @@ def train(spec: Request, options: Mapping[str, Any]) -> tuple[str, str]:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        return "done", str(run(spec, progress=tell, **options).path)
+        return "done", str(run(spec, progress=tell).path)
     except KeyboardInterrupt:
         return "stopped", ""
     except Exception as error:  # a user's code may raise anything

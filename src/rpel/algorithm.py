@@ -276,7 +276,7 @@ def plain(
 
 
 def remembered(state: State) -> Mapping[str, Any]:
-    """Every array of a state by a name of its own, for whoever keeps it."""
+    """Name every array of a state, for saving."""
     parts = {"local": state.local, "network": state.network, "outer": state.outer}
     named = {f"{part}.{key}": value for part, arrays in parts.items() for key, value in arrays.items()}
     return {"round": np.array(state.round), "x": state.x, **named}

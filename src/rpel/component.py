@@ -366,7 +366,7 @@ def find(group: str, name: str, ours: Iterable[str], folder: Path | None = None)
 
 
 def place_of(thing: Any) -> str:
-    """Where a function or a class was written, as module:object."""
+    """Return where a function or a class is defined, as module:object."""
     return f"{thing.__module__}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 

@@ -8,7 +8,7 @@ _FEW, _LISTED = 4, 24
 
 
 class BudgetSpentError(RuntimeError):
-    """The next step would pass a target of privacy; nothing of it was computed or shown to anybody."""
+    """The next step would exceed a privacy target; nothing of it was computed or published."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

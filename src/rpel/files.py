@@ -16,7 +16,10 @@ from rpel.text import human_bytes
 
 
 def cache_root() -> Path:
-    """Of downloads and compiled kernels: $RPEL_CACHE, else ``rpel`` in $XDG_CACHE_HOME or ~/.cache."""
+    """Return the folder for downloads and compiled kernels.
+
+    It is $RPEL_CACHE, else ``rpel`` in $XDG_CACHE_HOME or ~/.cache.
+    """
     chosen = os.environ.get("RPEL_CACHE")
     if chosen:
         return Path(chosen).expanduser()

@@ -279,7 +279,7 @@ def factory(optimizer: Any, lr: float, weight_decay: float, parameters: Mapping[
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor of an optimiser's state is in a node's row: its parameter, its name, its columns."""
+    """The place of a tensor of an optimiser's state in a node's row: its parameter, name and columns."""
 
     parameter: int
     name: str

@@ -49,7 +49,7 @@ def library() -> Any:
 
 
 def version() -> str:
-    """Of the accountant's library."""
+    """Return the version of the accountant's library."""
     library()
     return metadata.version("dp-accounting")
 
@@ -72,7 +72,7 @@ def rate(batch: int, examples: int) -> float:
 
 
 def epsilon(noise_multiplier: float, rate: float, steps: int, delta: float) -> float:
-    """ε at δ of one node after so many local steps; infinite without noise.
+    """Return ε at δ of one node after the given number of local steps; infinite without noise.
 
     noise_multiplier: σ, the noise's standard deviation relative to the clipping norm. rate: see :func:`rate`.
 
@@ -141,7 +141,7 @@ def noise_for(target_epsilon: float, rate: float, steps: int, delta: float) -> f
 def steps_within(
     target_epsilon: float, noise_multiplier: float, rate: float, steps: int, delta: float
 ) -> int:
-    """How many of so many steps keep ε at or below the target.
+    """Return how many of these steps keep ε at or below the target.
 
     >>> steps_within(1.0, 4.0, 0.1, 12, 1e-4)
     12
@@ -218,7 +218,7 @@ class Budget:
             )
 
     def statement(self) -> dict[str, Any]:
-        """For the certificate."""
+        """Return the budget as the certificate states it."""
         largest, median = self.whole
         return {
             "epsilon": largest, "epsilon_median": median, "delta": self.delta, "relation": RELATION,

@@ -280,7 +280,7 @@ class Children:
         return child
 
     def check(self) -> None:
-        """Raise ChildError if a child has died, and KeyboardInterrupt if they are to stop."""
+        """Raise ChildError if a child has died, and KeyboardInterrupt if the children have to stop."""
         self.stop.check()
         for child in self.all:
             if status := child.poll():

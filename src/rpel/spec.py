@@ -207,7 +207,7 @@ class Rate(CheckedRecord):
         return self
 
     def at(self, t: int, rounds: int) -> float:
-        """Return the rate of round t = 1, 2, … of so many rounds; the last piece holds from then on."""
+        """Return the rate of round t = 1, 2, … of ``rounds``; the last piece holds from then on."""
         if self.pieces:
             return next((rate for last, rate in self.pieces if t <= last), self.pieces[-1][1])
         if t <= self.warmup:

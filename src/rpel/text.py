@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
-    """A list of names, of which so many are read out.
+    """Join names, of which at most ``most`` are spelled out.
 
     >>> shortened(["a", "b", "c"], most=2), shortened([])
     ('a, b and 1 more', 'none')
@@ -76,7 +76,7 @@ def value_text(value: Any) -> str:
 
 
 def count(number: int, word: str) -> str:
-    """So many of something.
+    """Write a number with its noun.
 
     >>> count(1, "run"), count(2, "run")
     ('1 run', '2 runs')
@@ -85,7 +85,7 @@ def count(number: int, word: str) -> str:
 
 
 def number(value: float | None, digits: str, unit: str = "", missing: str = "") -> str:
-    """A value with so many digits and its unit, or a word where there is none.
+    """Write a value with its digits and unit, or a word where there is none.
 
     >>> number(0.0125, "+.3f", " s"), number(None, ".4f", missing="overflowed")
     ('+0.013 s', 'overflowed')

@@ -107,7 +107,7 @@ def lend(values: Floats, like: Floats) -> Floats:
 
 
 def column_blocks(rows: int, d: int) -> Iterator[slice]:
-    """Cut d columns so that a temporary of so many rows stays below `BLOCK` numbers.
+    """Cut d columns so that a temporary of the given number of rows stays below `BLOCK` numbers.
 
     >>> [(part.start, part.stop) for part in column_blocks(2_000_000, 5)]
     [(0, 2), (2, 4), (4, 5)]

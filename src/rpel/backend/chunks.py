@@ -47,7 +47,7 @@ class Chunks:
 
     @cached_property
     def wide(self) -> torch.dtype:
-        """In what distances are summed: float64, where the device has it."""
+        """The type in which distances are summed: float64 where the device supports it."""
         return torch.float32 if torch.device(self.device).type == "mps" else torch.float64
 
     # --- between the host and the device ---
@@ -99,7 +99,7 @@ class Chunks:
         share(lambda piece: work(*pieces[piece]), len(pieces), serial=not self.main)
 
     def _cached(self, nbytes: int) -> int:
-        """Bytes to fit a cache with, of work without temporaries: nothing is to be cut on an accelerator."""
+        """Return the bytes of cache for work without temporaries; on an accelerator nothing is cut."""
         return nbytes if self.main else 0
 
     def _gathered(self, table: Tensor, index: Tensor, columns: slice) -> Tensor:

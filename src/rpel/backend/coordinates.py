@@ -144,7 +144,7 @@ def _encode(kept: NDArray[np.bool_], edges: Integers, bases: Integers, codes: In
 
 
 def _block(m: int, mixed: bool, dtype: Any) -> int:
-    """Return columns of a block: as many as let the sums of one victim stay in the first cache."""
+    """Return the columns of a block; the sums of one victim fit into the first-level cache."""
     return int((64 if mixed and m > 8 else BLOCK) * 4 // np.dtype(dtype).itemsize)
 
 

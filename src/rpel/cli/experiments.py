@@ -58,7 +58,7 @@ def sweep(
 
 @contextmanager
 def _engine(name: str, address: str | None) -> Iterator[Any]:
-    """Yield the module ray, connected, if the runs are to be its tasks; None if they are run here."""
+    """Yield the connected module ray if the runs are to be ray tasks, or None if they run here."""
     if name not in ("local", "ray"):
         raise ValueError(f"engine {name!r} is unknown: it is local or ray")
     if name == "local":
@@ -136,7 +136,7 @@ def _seen(job: Job) -> str:
 
 
 def _table(study: Study, states: Sequence[Job], title: str) -> Table:
-    """Return a row a run: how it stands, its accuracies, and what there is to say."""
+    """Make a table with one row for each run: its state, accuracies and details."""
     table = terminal.table("cell", "state", "mean", "worst", "", fold=("cell",), title=title)
     table.columns[0].min_width = min(max(len(job.cell.name) for job in study.states), 30)
     table.columns[-1].max_width = 24
@@ -152,7 +152,7 @@ def _table(study: Study, states: Sequence[Job], title: str) -> Table:
 
 
 def _words(job: Job) -> str:
-    """Say what there is to say of a run beside its state."""
+    """Return the details of a run beside its state."""
     if job.status == "done":
         return "finished before" if job.reused else duration(job.seconds)
     return job.last_line if job.status == "running" else job.error

@@ -456,7 +456,7 @@ def members_table(
 
 
 def _numbers(member: "MemberStatus") -> list[str]:
-    """Failed pulls are those whose answer was malformed or that reached nobody."""
+    """List the numbers of a member; failed pulls were malformed or unreachable."""
     pulls = member.pulls
     failed = pulls["malformed"] + pulls["unreachable"]
     counts = (pulls["ok"], pulls["late"], pulls["refused"], failed, member.degraded)

@@ -87,7 +87,7 @@ class Peer:
 
     @property
     def model_path(self) -> Path:
-        """Where the model lies after the last round: ``model.safetensors`` in the state folder."""
+        """The model after the last round: ``model.safetensors`` in the state folder."""
         return self._node.model_path
 
     def stop(self) -> None:

@@ -31,7 +31,7 @@ class Coordinatewise(Rule):
         return 0
 
     def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
-        """Compile the kernel for this m and f if so many values are worth it."""
+        """Compile the kernel for this m and f if the number of values is worth it."""
         if m >= self.min_vectors(self.f or 0):
             compiled.prepare(m, self.f or 0, self.operation, mixed, dtype, float(victims) * m * d)
 

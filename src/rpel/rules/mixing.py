@@ -195,7 +195,7 @@ class Chain(Rule):
         return 0 if self.before.nearest and self._is_fused else super().scratch(m)
 
     def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
-        """Compile the kernel for the mixed rows if so many values are worth it.
+        """Compile the kernel for the mixed rows if the number of values is worth it.
 
         >>> chain(nnm(1), Coordinatewise("median", "median", f=1)).prepare(5, 10, np.float32, victims=100)
         """

@@ -202,7 +202,7 @@ def _processor() -> str:
 
 
 def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """In which parts of the code two runs differ, in a few words; empty if in none.
+    """Name the parts of the code in which two runs differ; empty if there are none.
 
     >>> differences({"code": "a", "torch": "2.6"}, {"code": "b", "torch": "2.7", "device": "cpu"})
     'torch 2.6, now 2.7'
@@ -244,7 +244,7 @@ _FRAGILE = ("mean", "gossip")
 
 
 def survival(rule: str, pull: int, b_hat: int) -> Survival:
-    """From the rule's name alone, so that no code that a file names is ever imported.
+    """Judge a rule by its name alone, so that code named in a file is never imported.
 
     >>> survival("nnm+trimmed_mean", 15, 6).sentence
     'nnm+trimmed_mean survives 6 hostile models of 16 (kappa 112.8)'

@@ -131,7 +131,7 @@ _BY_NAME = {column.name: column for column in (*DECLARED, TIME)}
 
 
 def column(name: str) -> Column:
-    """The column of that name; one that nobody declared is a measure.
+    """Return the column of that name; an undeclared one is a measure.
 
     >>> column("loss").better, column("fairness").role
     (-1, <Role.MEASURE: 'what a run is judged by at its end: shown, compared, with intervals over seeds'>)

@@ -177,7 +177,7 @@ class Schedule:
         return int((self._reads[1] == r).sum())
 
     def windows(self, r: int, long: bool = True) -> list[tuple[Acting, Acting]]:
-        """(who publishes, who reads) in each window of round r; windows in which nobody does are left out.
+        """Return (who publishes, who reads) for each window of round r that has any.
 
         long: as few as possible; else none is longer than L,
         so that whoever acts in one acts at nearly one time.
@@ -221,7 +221,7 @@ class Schedule:
 
 
 def _nth(rows: Integers, groups: Integers) -> Integers:
-    """For each entry, how many before it have the same row and group."""
+    """Count, for each entry, the entries before it with the same row and group."""
     order = np.lexsort((np.arange(len(rows)), groups, rows))
     keys = np.stack([rows[order], groups[order]])
     new = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)) if len(rows) else np.empty(0, bool)
@@ -260,13 +260,13 @@ class AsynchronousRounds:
 
     @property
     def _alone(self) -> bool:
-        """Whether what a node is sent depends on nobody else who reads at about the same time."""
+        """Return whether a node's messages do not depend on nodes that read at about the same time."""
         attack = self.network.attack
         forging = not (self.network.silent or attack.trains)
         return not forging or (victim_by_victim(attack) and "before" not in attack.needs)
 
     def init(self, x: Models) -> Arrays:
-        """The versions that everybody has before anything is published: the common initial model."""
+        """Fill the table with the version that all nodes have at first: the common initial model."""
         self.table[: self.h] = x[:1]
         if self.known is not None:
             self.known[:] = x[:1]
@@ -414,7 +414,7 @@ class AsynchronousRounds:
         return found, attack
 
     def workers_known(self) -> Models | None:
-        """The models before the local phases of everybody, for attacks that look at them."""
+        """Return all nodes' models before their local phases, for attacks that look at them."""
         if self.known is None or self.workers.size == 1:
             return self.known
         known: Models = self.workers.rows(self.known[self.mine], self.shards)

@@ -95,7 +95,7 @@ def build_task(run: Resolved, inputs: Gathered, arrays: Backend | None = None) -
 
 
 def _hostile(run: Resolved) -> list[int]:
-    """Who is hostile in round 1, as the simulator will place them."""
+    """Return the hostile nodes of round 1, as the simulator will place them."""
     return [int(i) for i in np.flatnonzero(run.network.roster.hostile(1))]
 
 
@@ -122,7 +122,7 @@ def _by_owner(run: Resolved, dataset: Dataset) -> tuple[list[Integers], list[Int
 
 
 def shared_out(spec: Spec, dataset: Dataset, nodes: int) -> Any:
-    """Who holds which training examples."""
+    """Divide the training examples among the nodes."""
     labels, batch, seed = dataset.train_y, spec.batch_size, spec.seed
     how = Partition.of(spec.partition)
     if how.name == "virtual":
@@ -143,7 +143,7 @@ def build_local(
     spec: Spec, task: Objective, gradients: Any, optimizer: Any, nodes: int, scratch: Models,
     arrays: Backend,
 ) -> MomentumSGD | OptimizerSteps:  # fmt: skip
-    """Build lines 3-6 of so many nodes; ``gradients`` are the task's, or private ones."""
+    """Build lines 3-6 of this number of nodes; ``gradients`` are the task's, or private ones."""
     common: dict[str, Any] = {
         "steps": spec.local_steps, "nodes": nodes, "scratch": scratch, "backend": arrays,
     }  # fmt: skip
@@ -247,7 +247,7 @@ class Published:
         return self.local.init()
 
     def __call__(self, x: Models, state: Arrays, nodes: Integers, t: int) -> tuple[Models, Arrays]:
-        """The half-steps of this worker's nodes; everybody's stand in the table."""
+        """Return the half-steps of this worker's nodes, and put those of all nodes into the table."""
         with self.workers.gathering(self.half, self.pieces) as ready:
             for piece in self.pieces[self.workers.rank]:
                 own = slice(piece.start - self.mine.start, piece.stop - self.mine.start)

@@ -61,7 +61,7 @@ class Group:
 
     @contextmanager
     def gathering(self, array: NDArray[Any], pieces: list[Shards]) -> Iterator[Callable[[slice], None]]:
-        """Everybody's rows of a contiguous array to everybody, each sent once and straight to its place.
+        """Send all rows of a contiguous array to all workers, each once and straight to its place.
 
         pieces: the rows of every worker, cut. Inside, one tells of each own piece that is there; it is sent
         while the next is made.
@@ -124,7 +124,7 @@ class Group:
         return [*landing, *moving[len(landing) :]]
 
     def collect(self, mine: NDArray[Any], shards: Shards, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Everybody's rows at worker 0, in ``out`` if given; the others have their own."""
+        """Collect all workers' rows at worker 0, in ``out`` if given; the others keep their own."""
         if self.size == 1:
             return mine
         if self.rank:
@@ -248,7 +248,7 @@ ALONE = Group()
 
 
 class _Landing:
-    """What is received in main memory, and goes on to its place on a device once it is there."""
+    """Data received in main memory that is copied to its place on a device once it has arrived."""
 
     def __init__(self, moving: Any, part: Tensor, buffer: Tensor) -> None:
         self.moving, self.part, self.buffer = moving, part, buffer

@@ -187,7 +187,7 @@ class Engine:
 
     @property
     def time(self) -> float | None:
-        """The virtual time at the end of the last round; None where nobody asked for it."""
+        """The virtual time at the end of the last round, or None without a model of time."""
         if self.schedule is None:
             return None
         return (self.schedule.time if self.windows is not None else self.schedule.charged)(self.round)
@@ -258,7 +258,7 @@ class Engine:
         return spread(own, self.workers, self.spec.nodes - self.spec.hostile_count, self.backend)
 
     def _of_honest(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Of all workers' rows those of honest nodes."""
+        """Select the honest nodes' rows from all workers' rows."""
         return rows[self.honest] if self.everybody and len(rows) == self.nodes else rows
 
     # --- what it shows ---

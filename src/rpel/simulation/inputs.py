@@ -77,7 +77,7 @@ class Inputs:
 
     @property
     def objects(self) -> dict[str, Any]:
-        """By the field of a Spec what stands in its place."""
+        """Map each field of a Spec to the object that replaces it."""
         given = {
             "model": self.model, "dataset": self.train, "partition": self.divided or None,
             "rule": self.rule, "attack": self.attack, "optimizer": self.optimizer,

@@ -151,7 +151,7 @@ def resolve(
 
 
 def missing(what: str) -> str:
-    """What is said of a run whose object from Python is not there.
+    """Say that a run needs an object from Python that was not passed.
 
     >>> missing("rule")
     'this run has a rule of its own: pass it again, as in rpel.resume(path, rule=…)'
@@ -160,7 +160,7 @@ def missing(what: str) -> str:
 
 
 def _backend(spec: Spec) -> str:
-    """Who computes; ValueError for what that one cannot do."""
+    """Choose the backend; ValueError if it cannot compute on the device."""
     name = str(spec.backend) if spec.backend != "auto" else "numba" if spec.device == "cpu" else "torch"
     if name != "torch" and spec.device != "cpu":
         raise ValueError(
@@ -191,7 +191,7 @@ def _plan(spec: Spec, method: Baseline, placement: str) -> planning.Plan:
 
 
 def _all_of_them(spec: Spec) -> Spec:
-    """pull and b_hat of a method in which everybody hears everybody; ValueError where others were given."""
+    """Set pull and b_hat of a method in which all nodes hear each other; ValueError for other values."""
     only = {"pull": spec.nodes - 1, "b_hat": spec.hostile_count}
     for key, value in only.items():
         if getattr(spec, key) not in (None, value):
@@ -203,7 +203,7 @@ def _all_of_them(spec: Spec) -> Spec:
 
 
 def _planned(spec: Spec, pull: int | None) -> planning.Plan:
-    """For this pull, or the comfortable one."""
+    """Plan for this pull, or for the comfortable one if it is None."""
     if pull is None:
         return planning.comfortable(
             nodes=spec.nodes,
@@ -225,7 +225,7 @@ def _planned(spec: Spec, pull: int | None) -> planning.Plan:
 
 
 def _with_b_hat(plan: planning.Plan, b_hat: int) -> planning.Plan:
-    """The same pull with a b_hat that somebody chose, and the probability with which that one holds."""
+    """Return the plan with the given b_hat and the probability that it holds."""
     if b_hat == plan.b_hat:
         return plan
     reduction = theory.reduction(plan.nodes, plan.byzantine, plan.pull, b_hat)
@@ -263,7 +263,7 @@ def _check_rule(rule: Rule, name: str, plan: planning.Plan) -> None:
 
 
 def roster_of(spec: Spec) -> Roster:
-    """Who is hostile: the nodes that the Spec lists, or so many by its seed."""
+    """Choose the hostile nodes: those that the Spec lists, or a number of them by its seed."""
     placed = spec.byzantine if isinstance(spec.byzantine, tuple) else None
     return Roster(spec.nodes, spec.hostile_count, spec.seed, placed)
 

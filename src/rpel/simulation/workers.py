@@ -60,7 +60,7 @@ Processes = list[Child]
 
 
 class LostError(ValueError):
-    """A worker is gone; the same command goes on from the last checkpoint."""
+    """A worker is gone; the same command continues from the last checkpoint."""
 
 
 # --- the engine of all workers ------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def _check_equal(found: list[Any]) -> None:
 
 @contextmanager
 def pinned(count: int | None) -> Iterator[int]:
-    """Inside, kernels and torch use that many threads (None: as many as now); yields the number."""
+    """Run kernels and torch on this number of threads (None: leave it as it is); yield the number."""
     before, torch_before = threads(), torch.get_num_threads()
     wanted = before if count is None else count
     set_threads(wanted)
@@ -344,7 +344,7 @@ def _restored(key: str) -> Iterator[None]:
 
 
 def _meeting(place: Path, spec: Request, children: Children) -> tuple[Any, int, int]:
-    """Where the workers find each other, which one this is, and how many there are."""
+    """Return the workers' common store, the number of this worker, and how many there are."""
     if _STORE in os.environ:
         name, size, rank = os.environ[_STORE].rsplit(",", 2)
         _use_interface("127.0.0.1")

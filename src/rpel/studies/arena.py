@@ -62,7 +62,7 @@ def contestants(rules: Sequence[Any] = (), methods: Sequence[str] = ()) -> list[
 
 
 def every_rule() -> list[str]:
-    """Return nnm+trimmed_mean, and every rule that takes models from anybody, not from a graph's edges."""
+    """Return nnm+trimmed_mean and every rule that needs no graph."""
     from rpel.rules import rule
     from rpel.rules.registry import about
 
@@ -170,7 +170,7 @@ class Standings:
 
     @cached_property
     def ranking(self) -> list[Rank]:
-        """From the best worst case to the least; contestants without some result come last."""
+        """Rank contestants by their worst case, best first; those without some result come last."""
         ranks = [self._rank(*who, played) for who, played in self.pairs.items()]
         ranks.sort(key=lambda rank: (rank.unable > 0, not rank.cases, -(rank.worst_case or 0.0)))
         for k, (rank, after) in enumerate(pairwise(ranks)):

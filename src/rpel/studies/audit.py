@@ -77,7 +77,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Findings:
-    """The curves of both members, and what they are to be held against."""
+    """The curves of both members, and what to compare them with."""
 
     victim: int
     member: int

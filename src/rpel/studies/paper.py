@@ -126,7 +126,7 @@ _SEEDS = {"mnist-100": "0-1", "mnist-30": "0-1", "cifar10-20": "0-2", "femnist-3
 
 
 def attacks(preset: str, **changes: Any) -> tuple[Curve, ...]:
-    """RPEL under each of the paper's three attacks; a single curve where nobody attacks."""
+    """Return RPEL under each of the paper's three attacks, or one curve without attackers."""
     if changes.get("byzantine") == 0:
         return (Curve("no attack", preset, {**changes, "attack": "none"}),)
     return tuple(Curve(label, preset, {**changes, "attack": name}) for label, name in ATTACKS.items())

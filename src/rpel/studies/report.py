@@ -54,7 +54,7 @@ MAX_VIOLATIONS = 20
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A run that has not come to its end, after so many rounds."""
+    """A run that has not ended, and the rounds done so far."""
 
     path: Path
     spec: Request
@@ -244,7 +244,7 @@ class Chart:
 
 
 def charts(groups: Sequence[Runs]) -> list[Chart]:
-    """Return the charts of these settings; those that ask everybody join every pull.
+    """Return the charts of these settings; those in which all nodes are asked join every pull.
 
     >>> charts([])
     []

@@ -345,7 +345,7 @@ class Study:
 
     @property
     def seconds_left(self) -> float | None:
-        """From the runs that ended here; None before the first."""
+        """Estimate the remaining seconds from the runs that ended here; None before the first."""
         took = [job.seconds for job in self.states if job.seconds and job.status == "done"]
         if not took:
             return None

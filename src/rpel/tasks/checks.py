@@ -25,7 +25,7 @@ _IGNORED = -100  # the target that cross-entropy leaves out
 
 
 def check_model(model: Any) -> nn.Module | Factory:
-    """The module itself, if it can be trained, or the class or function that is to make one."""
+    """Return the module if it can be trained, or the class or function that makes one."""
     if isinstance(model, nn.Module):
         return check_module(model)
     if not callable(model):
@@ -90,7 +90,7 @@ def refusal(error: Exception, probe: Any) -> ValueError:
 
 
 def check_classes(outputs: int, dataset: Dataset) -> None:
-    """ValueError for labels that a network with so many outputs does not have."""
+    """Raise ValueError for labels beyond the number of the network's outputs."""
     for part, targets in (("train", dataset.train_y), ("test", dataset.test_y)):
         if (
             dataset.collate is not None

@@ -102,5 +102,5 @@ class Task:
         return self.among({index: self.shards[index]}, batch_size=batch_size, seed=seed)
 
     def subset(self, size: int, seed: int = 0) -> Integers:
-        """So many test examples, as many of every class."""
+        """Return a balanced subset of the test examples: the same number of every class."""
         return balanced_subset(self.dataset.strata(), size, seed)

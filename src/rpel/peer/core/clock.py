@@ -88,11 +88,11 @@ class RoundClock:
         return t if self.position() < self.end(t) else t + 1
 
     def start(self, t: int) -> float:
-        """Where round t begins."""
+        """Return the position at which round t begins."""
         return self.timetable.start(t)
 
     def end(self, t: int) -> float:
-        """Where round t ends."""
+        """Return the position at which round t ends."""
         return self.timetable.end(t)
 
     def adopt(self, offsets: Sequence[float], hostile: int = 0) -> None:

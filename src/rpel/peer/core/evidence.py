@@ -235,7 +235,7 @@ class Witness:
         return self._proofs.keys() & set(roster.pins)
 
     def recorded(self, round: int, digest: bytes | None) -> None:
-        """The own half-step of a round (None: nothing is served for it), before anybody sees it."""
+        """Note the peer's own half-step of a round before it is published (None: none is served)."""
         if digest is not None:
             self._own[round] = digest
         self._forget(round)

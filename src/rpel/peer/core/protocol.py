@@ -131,7 +131,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a round ended: the model, whether the momentum is to be forgotten, degraded rounds in a row.
+    """The state after a round: the model, whether to reset the momentum, degraded rounds in a row.
 
     ``behind``: the peer caught up with its own old model added, and may still be behind (invariant 5). ``v``:
     what the outer step remembers; None: nothing.
@@ -310,7 +310,7 @@ class State:
 
 
 def rounds(terms: Terms, clock: RoundClock, sampler: Sampler, initial: Callable[[], Models]) -> Effects:
-    """From start to the last round, under the invariants above.
+    """Run from start to the last round, under the invariants above.
 
     ``initial()`` is everybody's first model (d,), anew.
     """
@@ -451,7 +451,7 @@ class _Rounds:
         return self.state.degraded >= self.terms.patience
 
     def behind(self, t: int) -> bool:
-        """Whether this peer missed more than one round before t, and is to catch up."""
+        """Return whether this peer missed more than one round before t and has to catch up."""
         return t - self.state.round > 2
 
     def recorded(self, record: Record, half: LentRow | None) -> Record:

@@ -71,7 +71,7 @@ class ServePolicy:
         self._given = Counter({key: count for key, count in self._given.items() if key[1] > held})
 
     def look(self, round: int, waited: float = 0.0) -> Decision:
-        """Could this round be sent now? Round 0 is the common initial model, which everybody has.
+        """Decide whether this round can be sent now; every peer has round 0, the common initial model.
 
         ``waited``: seconds since the request came.
         """

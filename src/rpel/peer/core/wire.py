@@ -91,7 +91,7 @@ class Layout:
 
     @cached_property
     def bounds(self) -> tuple[int, ...]:
-        """Where each parameter begins in the vector, and where the last one ends."""
+        """The beginning of each parameter in the vector, and the end of the last one."""
         return tuple(accumulate((math.prod(shape) for shape in self.shapes), initial=0))
 
     @cached_property
@@ -348,14 +348,14 @@ class Reception:
             self.took(len(space))
 
     def space(self) -> memoryview:
-        """Where the next bytes belong, as many as may come: the rest of the header, or of the row."""
+        """Return the buffer for the next bytes: the rest of the header, or of the row."""
         header = len(self._header)
         if self._received < header:
             return memoryview(self._header)[self._received :]
         return self._values[self._received - header : self._layout.values]
 
     def took(self, count: int) -> None:
-        """So many bytes have come to :meth:`space`."""
+        """Note that ``count`` bytes were written to :meth:`space`."""
         begin, header = self._received, self._layout.body_header
         self._received += count
         part: bytearray | memoryview

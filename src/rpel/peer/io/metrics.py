@@ -185,12 +185,12 @@ class Metrics:
         )
 
     def pulled(self, seconds: float, received: int) -> None:
-        """One pull took so long and brought so many bytes."""
+        """Record the duration and the bytes of one pull."""
         self._pulling.observe(seconds)
         self._bytes.labels("received").inc(received)
 
     def served(self, peer: str, code: int, sent: int) -> None:
-        """One request of a member was answered with this status and so many bytes of a model."""
+        """Record the status and the model bytes of one answer to a member."""
         self._serve.labels(peer, str(code)).inc()
         self._bytes.labels("sent").inc(sent)
 
@@ -201,14 +201,14 @@ class Metrics:
         self._asked_now = True
 
     def unasked(self) -> int:
-        """A round ended: for how many in a row has nobody had this peer's half-step?"""
+        """End a round; return for how many rounds in a row no member has asked for this peer's half-step."""
         self.unasked_rounds = 0 if self._asked_now else self.unasked_rounds + 1
         self._asked_now = False
         self._unasked.set(self.unasked_rounds)
         return self.unasked_rounds
 
     def excluded(self, members: int) -> None:
-        """So many members' keys signed two half-steps of one round."""
+        """Record the number of members whose keys signed two half-steps of one round."""
         self._excluded.set(members)
 
     def saved(self) -> None:

@@ -139,7 +139,7 @@ class Pulls:
             over.set()
 
     async def _gossip(self, now: Snapshot, member: int, exchange: Exchange, deadline: float) -> None:
-        """What a member saw signed in the round before; whoever does not say is not asked again."""
+        """Ask a member which signatures it saw in the round before, at most once."""
         if not exchange.tells:
             return
         reply = await self._client.member(now, member).seen(exchange.tells, deadline)
@@ -178,7 +178,7 @@ class Pulls:
                 )
 
     async def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking members."""
         for gossip in self._gossiping:
             gossip.cancel()
         await self._client.close()

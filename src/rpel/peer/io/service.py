@@ -48,7 +48,7 @@ class PeerService:
     # --- to members -----------------------------------------------------------------------------------------
 
     def publish(self, round: int, served: bool) -> None:
-        """From now on this round's half-step is served; ``served`` False: it never will be."""
+        """Serve this round's half-step from now on; ``served`` False: never serve it."""
         if served:
             self.policy.publish(round)
         else:
@@ -94,7 +94,7 @@ class PeerService:
     # --- to its operator ------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Who this is and how the rounds since the start went."""
+        """Return who this peer is and how the rounds since the start went."""
         m = self.now.membership
         privacy = {} if self.budget is None else {"privacy": self.budget.statement()}
         return (

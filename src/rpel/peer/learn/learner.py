@@ -247,7 +247,7 @@ class TaskLearner:
         return _persistent(module, values_by_name)
 
     def measure(self, x: Models, round: int, last: bool) -> Measured:
-        """On the subset every few rounds; on all test examples after the last."""
+        """Measure on the subset every few rounds, and on all test examples after the last."""
         if not last and round % self._hyper.eval_every:
             return Measured()
         scores = self._task.evaluate(self._inwards(x)[None], self._local, None if last else self._subset)

@@ -114,7 +114,7 @@ def private(
 
 
 def _check_silent(config: Config, asked: Mapping[str, float]) -> None:
-    """ValueError where noise is missing: it is asked of everybody, or other keys of peer.toml speak of it."""
+    """Raise ValueError where noise is missing although members.toml or other keys of peer.toml require it."""
     if asked:
         raise ValueError(
             f"members.toml asks every member for an epsilon of at most {asked['target_epsilon']:g}: put "

@@ -18,7 +18,7 @@ _log = logging.getLogger("rpel")
 
 
 class Woken(Exception):  # noqa: N818 (nothing went wrong)
-    """Somebody asked the waiting thread to stop."""
+    """The waiting thread was asked to stop."""
 
 
 class Background:

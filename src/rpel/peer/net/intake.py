@@ -16,7 +16,9 @@ _HOPELESS = 0.2  # of the speed at which a body just comes in time
 
 
 class Turns:
-    """Who of a draw is read now; ``needed`` bodies of ``size`` bytes come first, by ``deadline``.
+    """Decide which members of a draw are read now.
+
+    ``needed`` bodies of ``size`` bytes come first, by ``deadline``.
 
     >>> time = [0.0]
     >>> turns = Turns([7, 8], needed=1, size=100, deadline=10.0, clock=lambda: time[0])
@@ -38,7 +40,7 @@ class Turns:
         self._ended: set[int] = set()
 
     def took(self, member: int, taken: int) -> None:
-        """So many bytes of a member's body have come by now."""
+        """Note how many bytes of a member's body have come by now."""
         self._since.setdefault(member, self._clock())
         self._taken[member] = taken
 

@@ -48,7 +48,7 @@ class Limits:
     hold: float = 1.0
 
     def pace(self, members: int) -> "Pace":
-        """The requests of so many members."""
+        """Return the pace of requests for this number of members."""
         rate = min(self.rate, max(_SLOWEST, self.total / members))
         return Pace(rate, min(self.burst, max(_FEWEST, 2 * rate)))
 
@@ -152,7 +152,7 @@ class Gate:
         self.resize(members)
 
     def resize(self, members: int) -> None:
-        """There are so many members from now on."""
+        """Set the number of members."""
         self._remembered = 4 * members
         self._most = self._limits.connections * members + 2 * self._limits.pending_each
         self._pace = Pace(rate=10 + members / 2, burst=20 + 2 * members, queue=self._limits.pending_each)

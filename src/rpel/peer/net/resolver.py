@@ -43,7 +43,7 @@ class Resolver:
         return len(self._under_way) - len(self._waiting)
 
     async def addresses(self, host: str, most: int, private: bool = True) -> list[Address]:
-        """Where a host is, in the order in which to try; OSError if it is nowhere, or nowhere allowed.
+        """Return a host's addresses in the order in which to try them; OSError if none is known and allowed.
 
         ``most`` look-ups at a time; ``private``: whether addresses that are not reached from everywhere may
         be used (RFC 1918, loopback, …).
@@ -72,7 +72,10 @@ class Resolver:
     def _look_up(
         self, host: str, future: asyncio.Future[list[Address]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """In a thread of its own, which nothing can end before the system's resolver gives up."""
+        """Look a host up in a thread of its own.
+
+        Nothing can end that thread before the system's resolver gives up.
+        """
         answer: list[Address] | Exception
         try:
             rows = self._lookup(host, None, type=socket.SOCK_STREAM)
@@ -104,7 +107,7 @@ def _allowed(host: str, addresses: list[Address], private: bool) -> list[Address
 
 
 def _looked_at(future: asyncio.Future[Any]) -> None:
-    """A failed look-up that nobody waits for any more is no error of the program."""
+    """Retrieve the error of a look-up that no caller waits for any more, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
 

@@ -269,13 +269,16 @@ class Server:
             self._gate.leave(ticket)
 
     def _give_way(self, ticket: Ticket) -> None:
-        """There are too many connections: this one is to go."""
+        """Close this connection because there are too many."""
         self._hang_up(ticket)
         if ticket in self._greeting:
             self._greeting[ticket].cancel()
 
     async def _greet(self, accepted: socket.socket, ticket: Ticket, wait: float) -> None:
-        """Its turn, then the handshake; what fails here was no member, or not a patient one."""
+        """Wait for the connection's turn, then do the handshake.
+
+        A connection that fails here does not belong to a member, or gave up.
+        """
         line = MemberLine(self, ticket)
         try:
             await asyncio.sleep(wait)

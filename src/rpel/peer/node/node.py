@@ -99,7 +99,7 @@ def ticks() -> float:
 
 
 def from_os(round: int, me: int, nodes: int, s: int) -> tuple[int, ...]:
-    """s different others, from the operating system's randomness, so that nobody can predict them.
+    """Draw s different others from the operating system's randomness, so that the draw is unpredictable.
 
     >>> drawn = from_os(1, 0, 12, 8)
     >>> len(set(drawn)), 0 in drawn
@@ -268,7 +268,7 @@ class Node:
         self._background.wake()
 
     def summary(self) -> dict[str, Any]:
-        """Who this is and how the rounds since the start went."""
+        """Return who this peer is and how the rounds since the start went."""
         return self.service.summary()
 
     # --- the rounds -----------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Node:
             effects.close()
 
     def _wait_to_join(self) -> None:
-        """Until its first membership takes effect nobody answers a peer that joins."""
+        """Wait until a joining peer's first membership takes effect; no member answers it before."""
         m, first = self.now.membership, self.clock.start(self.now.membership.from_round)
         if m.from_round > 1 and (left := first - self.clock.position()) > 0:
             self.service.unready = f"waits for round {m.from_round}, with which it joins"
@@ -357,7 +357,7 @@ class Node:
 
     @property
     def model_path(self) -> Path:
-        """Where the model lies after the last round."""
+        """The model after the last round."""
         return self.config.state_dir / MODEL_FILE
 
     @property
@@ -389,7 +389,7 @@ class Node:
     # --- effects --------------------------------------------------------------------------------------------
 
     def answer(self, effect: Effect[Any], learner: Learner) -> Any:
-        """Do what the protocol asks for, anything but a local step, and return what it is to be sent."""
+        """Do what the protocol asks for, except a local step, and return the result."""
         match effect:
             case protocol.Recall():
                 return self._recall(learner)

@@ -279,7 +279,7 @@ def _edit(
 def replan(
     m: Membership, nodes: int, byzantine: int | None = None, no_shows: int | None = None
 ) -> Membership:
-    """Plan s and b̂ for so many members; F stays what it was if it fits, unless it is given."""
+    """Plan s and b̂ for this number of members; F stays the same if it fits, unless it is given."""
 
     def planned(nodes: int, byzantine: int, late: int | None) -> tuple[int, int] | None:
         try:

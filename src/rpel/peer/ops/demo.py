@@ -198,7 +198,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _start(setting: Demonstration, paths: Sequence[Path], lead: float, children: Children) -> Observer:
-    """Start everybody, with round 1 ``lead`` seconds from now."""
+    """Start all peers, with round 1 ``lead`` seconds from now."""
     members = Config.load(paths[0]).members
     Membership.load(members).replace(epoch=time.time() + lead).save(members)
     allies = ",".join(path.parent.name for path in paths[setting.honest :])
@@ -210,7 +210,7 @@ def _start(setting: Demonstration, paths: Sequence[Path], lead: float, children:
 
 
 def _wait_ready(runner: asyncio.Runner, observer: Observer, children: Children, honest: int) -> bool:
-    """Wait until everybody answers and the honest ones are ready; False if that is not before round 1."""
+    """Wait until all peers answer and the honest ones are ready; False if round 1 begins first."""
     while observer.clock.position() < -0.2:
         children.check()
         members = runner.run(look(observer, within=min(1.0, -observer.clock.position())))

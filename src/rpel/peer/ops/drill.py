@@ -398,7 +398,7 @@ class HostileMember:
         return forged
 
     async def _flood(self, t: int, counts: Counter[str]) -> None:
-        """Ask everybody again and again, at the drill's rate, until cancelled."""
+        """Ask all members again and again, at the drill's rate, until cancelled."""
         scratch = np.empty(self._observer.layout.d, self._observer.layout.dtype)
         under_way: set[asyncio.Task[None]] = set()
 

@@ -173,7 +173,7 @@ class MemberStatus:
 
 
 async def look(observer: Observer, within: float = 3.0) -> list[MemberStatus]:
-    """Ask all members at once, this one included; one that is silent for so many seconds is unreachable."""
+    """Ask all members at once, this one included; one without an answer in that time is unreachable."""
     deadline = asyncio.get_running_loop().time() + within
     m = observer.now.membership
     answers = await asyncio.gather(*(observer.member(number).status(deadline) for number in range(m.nodes)))
@@ -317,7 +317,7 @@ class Report:
 
     @property
     def called(self) -> list[bool]:
-        """Of each member that was asked to call back, whether it could."""
+        """Return for each member that was asked to call back whether it could."""
         return [member.reaches_you for member in self.members if member.reaches_you is not None]
 
     def to_dict(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class Report:
 async def measure(
     observer: Observer, *, within: float = 5.0, timeout: float = 60.0, step_seconds: float | None = None
 ) -> Report:
-    """Ask everybody, then pull the common initial model from one after the other.
+    """Ask all members, then pull the common initial model from one after the other.
 
     That model is as large as what travels in every round. If the own peer runs, the others are asked to call
     it back.

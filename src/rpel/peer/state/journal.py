@@ -98,7 +98,7 @@ def round_line(
     measured: Measured = _UNMEASURED,
     epsilon: float | None = None,
 ) -> dict[str, Any]:
-    """Return what there is to say of a round, with results by member id and ``now`` in seconds since 1970.
+    """Return the log line of a round, with results by member id and ``now`` in seconds since 1970.
 
     >>> from rpel.types import PullResult
     >>> report = Report(

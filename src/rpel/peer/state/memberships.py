@@ -50,7 +50,7 @@ class MembershipWatcher:
         return None if coming is None or coming.hash == now.hash else coming
 
     def make_ready(self, coming: Membership | None = None) -> None:
-        """Begin to prepare for a coming membership, by default the one announced; nobody waits for it."""
+        """Begin to prepare a coming membership, by default the announced one, in the background."""
         coming = coming or self._coming
         if self.prepare is not None and coming is not None:
             threading.Thread(target=self.prepare, args=(coming,), name="rpel-prepare", daemon=True).start()
@@ -101,7 +101,10 @@ class MembershipWatcher:
         return coming
 
     def _refuse(self, coming: Membership, round: int) -> None:
-        """It should have taken effect before: whoever does so now, alone, is refused by all the others."""
+        """Refuse a membership that should have taken effect before.
+
+        A peer that adopts it now, alone, is refused by all the others.
+        """
         if coming.hash != self._refused:
             self._refused = coming.hash
             log.warning(

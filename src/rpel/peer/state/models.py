@@ -54,7 +54,7 @@ def initial_body(config: Config, layout: Layout) -> Body | None:
 
 
 def initial_model(config: Config, membership: Membership) -> tuple[Layout, Models]:
-    """What models look like here, and everybody's first one (d,), from the file beside members.toml."""
+    """Read the layout of models and the common initial model (d,) from the file beside members.toml."""
     path = config.members.with_name(INIT_FILE)
     if not path.is_file():
         raise ValueError(f"there is no common initial model {path}: it comes with members.toml")

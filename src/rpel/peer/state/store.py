@@ -119,7 +119,7 @@ class Store:
             self._lock.close()
 
     def memory(self) -> Stored:
-        """What is on disk and whole. Reads and checks every file."""
+        """Return what is on disk and whole; this reads and checks every file."""
         self._prune("half", RECORDS)  # of a process that was killed before it could
         self._prune("checkpoint", CHECKPOINTS)
         checked = {t: self._check_record(t) for t in rounds_kept(self.path, "half")}
@@ -253,7 +253,7 @@ class Store:
         self.trouble = _REASONS.get(error.errno or 0, error.strerror or str(error))
 
     def _check_folder(self) -> None:
-        """The folder is still the one that was locked; if somebody deleted it, it is made and locked again.
+        """Check that the folder is still the locked one; if it was deleted, create and lock it again.
 
         Another one in its place is left alone: another peer may be at work there.
         """
@@ -405,7 +405,7 @@ def _bind(folder: Path, run: str) -> None:
 
 
 def keep_private(folder: Path) -> None:
-    """Let nobody but its owner at a peer's files, whatever a copy or a umask has made of them.
+    """Make a peer's files accessible to its owner alone, whatever a copy or a umask has made of them.
 
     Other files in the folder are none of the store's business, nor is a folder that holds such.
     """

@@ -120,7 +120,7 @@ def _just(layers: list[nn.Conv2d | nn.Linear], module: nn.Module) -> bool:
 
 
 def _shape(layer: nn.Conv2d | nn.Linear) -> tuple[int, ...]:
-    """Of the weight, as the layer was made."""
+    """Return the shape of the weight, as the layer was made."""
     if isinstance(layer, nn.Conv2d):
         return (layer.out_channels, layer.in_channels, *layer.kernel_size)
     return (layer.out_features, layer.in_features)
@@ -183,7 +183,7 @@ class LinearEngine(Engine):
         self.serial = probe.device.type != "cpu"
 
     def nodes_per_call(self, batch: int | None = None) -> int:
-        """So many that their inputs, or their widest values, fit into the cache."""
+        """Return the number of nodes whose inputs, or whose widest values, fit into the cache."""
         widest = max(layer.shape[0] for layer in self.linears) * self.block
         each = 4 * (batch * self.linears[0].shape[1] if batch else widest)
         return max(1, (DEVICE_BYTES if self.serial else CACHE_BYTES) // each)
@@ -258,7 +258,10 @@ class LinearEngine(Engine):
 
 
 def _output_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Of each example's negative log-likelihood; log_probabilities (c, classes, B) is overwritten."""
+    """Return the gradient of each example's negative log-likelihood.
+
+    It overwrites log_probabilities (c, classes, B).
+    """
     delta = log_probabilities.exp_()
     return delta.scatter_add_(1, labels[:, None], torch.full_like(delta[:, :1], -1.0))
 

@@ -192,7 +192,7 @@ class VmapEngine(Engine):
         self.values = 0 if self.on_host else values_kept(self.module, probe.inputs)
 
     def nodes_per_call(self, batch: int | None = None) -> int:
-        """So many that their models fit into the cache, or all they keep into the device's budget."""
+        """Return the number of nodes whose models fit the cache, or whose data fit the device's budget."""
         if self.on_host:
             return max(2, min(MAX_NODES, CACHE_BYTES // (4 * max(1, self.d))))
         kept = 4 * (2 * self.values * (batch or self.block) + 4 * self.d)

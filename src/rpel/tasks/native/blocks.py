@@ -131,7 +131,7 @@ def derive(
 
 
 def _windows(builder: Builder, at: Any, line: Any, channels: Any, x: Any, c: Any) -> list[Any]:
-    """Where the four pixels of the window x of a row of windows lie."""
+    """Return the places of the four pixels of window x in a row of windows."""
     first = builder.add(builder.add(at, c), builder.mul(x, builder.mul(channels, integer(2))))
     below = builder.add(first, line)
     return [first, builder.add(first, channels), below, builder.add(below, channels)]

@@ -53,7 +53,7 @@ def instruction(*literals: str) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def vector_of(data: Any, lanes: int | None = None) -> Any:
-    """A vector of an array's elements: of 32 bytes, or of so many lanes."""
+    """Return a vector type of an array's elements: of 32 bytes, or of the given number of lanes."""
     return ir.VectorType(data.type.pointee, lanes or BYTES // _bytes(data.type.pointee))
 
 

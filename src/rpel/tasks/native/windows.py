@@ -88,7 +88,7 @@ def stage(height: int, width: int, channels: int, filters: int, k: int) -> Stage
 
 
 def place(s: Stage, padding: int = 0) -> Place:
-    """Where a stage puts its results for a next stage with that padding.
+    """Return where a stage puts its results for a next stage with that padding.
 
     >>> place(stage(28, 28, 1, 20, 5), padding=1)
     Place(at=300, row=280, image=3920)

@@ -213,7 +213,7 @@ def scaled(
     builder: Builder, source: Any, at: Any, target: Any, to: Any, pixels: Any, channels: Any, scale: Any,
     shift: Any,
 ) -> None:  # fmt: skip
-    """target = scale · source + shift of so many pixels, a multiple of four."""
+    """Set target to scale · source + shift for these pixels, whose number is a multiple of four."""
     kind = vector_of(source, LANES)
 
     def body(p: Any, c: Any) -> None:

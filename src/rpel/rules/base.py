@@ -216,7 +216,7 @@ class Rule(Stage, ABC):
         return 8 * m * m
 
     def prepare(self, m: int, d: int, dtype: Any, victims: int, mixed: bool = False) -> None:
-        """Compile the kernels that m vectors of d entries for so many victims are worth; none by default."""
+        """Compile kernels for m vectors of d entries if this many victims make it pay; none by default."""
 
     def kappa(self, m: int) -> float | None:
         """Return the robustness coefficient for m vectors, or None if none is known."""

@@ -139,7 +139,7 @@ class Pulls:
             over.set()
 
     async def _gossip(self, now: Snapshot, member: int, exchange: Exchange, deadline: float) -> None:
-        """Ask a member which signatures it saw in the round before, at most once."""
+        """Ask a member once which signatures it saw in the round before."""
         if not exchange.tells:
             return
         reply = await self._client.member(now, member).seen(exchange.tells, deadline)

@@ -378,9 +378,9 @@ def reductions() -> str:
         line = [data, *map(str, (n, b, s, b_hat))]
         for bound, key in ((promised.alpha, "alpha_realised"), (promised.lambda_, "lambda_realised")):
             values = [row[key] for run in runs for row in run.rows if row[key] is not None]
-            line += map(three, (bound, fmean(values), max(values)))
+            line += map(three, (bound, max(values)))
         lines.append(line)
-    words = ("promised", "mean", "largest")
+    words = ("promised", "largest seen")
     return markdown(["data", "n", "b", "s", "b_hat", *(f"{a}, {w}" for a in "αλ" for w in words)], lines)
 
 
@@ -524,18 +524,6 @@ def asynchrony() -> str:
     return varying([*head, "as good as synchronous from", "share"], lines)
 
 
-def slow() -> str:
-    """Nodes at least five times slower than the median beside the others, at the end."""
-    lines = []
-    for n, attack in ((n, attack) for n in SIZES for attack in TIMED):
-        if runs := exchanged(n, attack, asynchronous=True):
-            end = np.stack([run.nodes("accuracy")[-1] for run in runs])
-            late = np.stack([_schedule(run).w >= 5 for run in runs])
-            values = (end[late].mean(), end[~late].mean(), end[late].min(), end[~late].min())
-            lines.append([str(n), attack.replace("of=", ""), *(f"{value:.3f}" for value in values)])
-    return markdown(["n", "attack", "slow nodes", "the others", "worst slow", "worst other"], lines)
-
-
 def wire(n: str, *attacks: str) -> str:
     """A line for each attack, a column for each code; then what the columns cost."""
     cells = {code: {a: exchanged(int(n), a, code) for a in attacks} for code in ("float32", "int8")}
@@ -563,17 +551,14 @@ def federation(name: str, model: str) -> str:
     ways = {rule: way for way, rule in WAYS.items()}
     groups = _by(mine, lambda run: (ways.get(run.spec["rule"], "rpel"), run.attack))
     alone = {run.seed: run for run in groups["alone", "none"]}
-    language = name == "shakespeare"
     lines = []
     for way, attack in ((way, attack) for way in WAYS for attack in ATTACKED):
         if runs := groups.get((way, attack)):
             cells = [about([run.end(key) for run in runs]) for key in COLUMNS.values()]
-            losses = [run.end("loss") for run in runs]
-            cells += [about([None if x is None else math.exp(min(x, 700)) for x in losses])] * language
             shown = NONE if way == "alone" else "no attack" if attack == "none" else attack
             better = NONE if way == "alone" else _better_alone(runs, alone)
             lines.append([way, shown, str(len(runs)), *cells, better])
-    head = ["way", "attack", "seeds", *COLUMNS, *["perplexity"] * language, "better alone"]
+    head = ["way", "attack", "seeds", *COLUMNS, "better alone"]
     return varying(head, lines)
 
 
@@ -710,7 +695,7 @@ def draw_all() -> None:
 TABLES: dict[str, Callable[..., str]] = {
     "panels": panels, "rivals": rivals, "sweep": sweep, "fractions": fractions, "figures": figures,
     "long": long, "reductions": reductions, "settings": settings, "arena": arena, "matrix": matrix,
-    "asynchrony": asynchrony, "slow": slow, "wire": wire, "federation": federation, "private": private,
+    "asynchrony": asynchrony, "wire": wire, "federation": federation, "private": private,
     "guessed": guessed, "scale": scale, "cost": cost,
 }  # fmt: skip
 

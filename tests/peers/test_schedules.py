@@ -80,7 +80,7 @@ def of_four() -> VirtualNetwork:
 
 
 def test_wrong_clock_and_one_liar_do_not_end_a_peer_early() -> None:
-    """A clock far ahead and one liar outvote the one honest member that answers: the peer refuses to start."""
+    """A clock far ahead and one liar outvote the one honest member that answers: no start."""
     net = of_four()
     wrong, down = net.peers[:2]
     wall_clock_ahead = partial(setattr, wrong, "wall_error", 3600.0)

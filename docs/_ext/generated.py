@@ -74,8 +74,10 @@ def listed_arguments(app: Any, what: str, name: str, thing: Any, options: Any, l
             begins = line.endswith(":") and not line.endswith("::") and i + 1 < len(lines)
             below = indent if begins and lines[i + 1].startswith(" " * (indent + 4)) else None
             listed += [line, ""] if below is not None else [line]
-        elif match := re.match(r" +(\w+(?:, \w+)*)(?: \([^)]*\))?: ", line):
-            listed.append(f"{' ' * indent}- {line.strip().replace(match[1], f'**{match[1]}**', 1)}")
+        elif match := re.match(r" +(\**)(\w+(?:, \w+)*)(?: \([^)]*\))?: ", line):
+            named = match[1] + match[2]
+            bold = f"**{named.replace('*', chr(92) + '*')}**"
+            listed.append(f"{' ' * indent}- {line.strip().replace(named, bold, 1)}")
         else:
             listed.append(f"  {line}" if line.strip() else line)
     lines[:] = listed

@@ -110,42 +110,13 @@ def found(folder: Path) -> None:
     rpel("python", "training.py", "first.safetensors")
     for i in (1, 2):
         address = ("--url", f"https://127.0.0.1:744{i}", "--metrics-listen", f"127.0.0.1:946{i + 3}")
-        files = (
-            "--members",
-            f"../member-{i}/members.toml",
-            "--dir",
-            f"../member-{i}",
-            "--task",
-            "training:task",
-        )
-        entry = rpel("rpel", "peer", "init", "--id", f"member-{i}", *address, *files, "--data", "data")
+        files = f"--members ../member-{i}/members.toml --dir ../member-{i} --task training:task --data data"
+        entry = rpel("rpel", "peer", "init", "--id", f"member-{i}", *address, *files.split())
         (folder / f"member-{i}.toml").write_text(entry)
         shutil.copy(folder / "clinic" / "training.py", folder / f"member-{i}")
-    plan = (
-        "--peers",
-        "2",
-        "--byzantine",
-        "0",
-        "--rounds",
-        "3",
-        "--period",
-        "15",
-        "--epoch",
-        "+60",
-        "--allow-private",
-    )
-    rpel(
-        "rpel",
-        "network",
-        "new",
-        *plan,
-        "--task",
-        "training:task",
-        "--model",
-        "first.safetensors",
-        "--out",
-        "..",
-    )
+    plan = "--peers 2 --byzantine 0 --rounds 3 --period 15 --epoch +60 --allow-private"
+    model = "--task training:task --model first.safetensors --out .."
+    rpel("rpel", "network", "new", *plan.split(), *model.split())
     entries = [str(folder / f"member-{i}.toml") for i in (1, 2)]
     rpel("rpel", "network", "add", *entries, "--members", "../members.toml")
     for i in (1, 2):

@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from rpel.files import atomic
 from rpel.runs.folder import RunFolder
@@ -53,15 +50,6 @@ def test_rename_comes_after_the_bytes_are_durable(tmp_path: Path, monkeypatch: p
     with atomic(tmp_path / "file") as file:
         file.write(b"new")
     assert seen == ["fsync file", "rename", "fsync folder"]
-
-
-def test_newest_checkpoint_wins_and_the_older_goes(folder: RunFolder) -> None:
-    for round_ in (5, 10):
-        folder.save(round_, {"x": np.full(3, round_)})
-    assert [t for t, _ in folder.checkpoints] == [10]
-    checkpoint = folder.restore()
-    assert checkpoint is not None
-    assert checkpoint["x"].tolist() == [10, 10, 10]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "unnamed"])
@@ -112,24 +100,3 @@ def test_folder_has_one_writer(folder: RunFolder) -> None:
         other = subprocess.run(command, capture_output=True, text=True)
         assert "ValueError: another process is writing" in other.stderr
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "mine\n"
-
-
-def test_equal_arrays_give_equal_bytes(folder: RunFolder, tmp_path: Path) -> None:
-    arrays = {"counts": np.arange(12, dtype=np.int32).reshape(3, 4)}
-    folder.write_arrays("a.npz", arrays)
-    RunFolder(tmp_path / "other").write_arrays("a.npz", arrays)
-    assert (folder.path / "a.npz").read_bytes() == (tmp_path / "other" / "a.npz").read_bytes()
-
-
-def test_tensors_are_written_as_safetensors(folder: RunFolder) -> None:
-    arrays: dict[str, NDArray[Any]] = {
-        "ids": np.arange(3),
-        "models": np.arange(15, dtype=np.float32).reshape(3, 5)[:, ::2],
-        "none": np.zeros((3, 0)),
-    }
-    folder.write_tensors("t.safetensors", arrays)
-    tensors = load_file(folder.path / "t.safetensors")
-    assert tensors.keys() == arrays.keys()
-    for key, array in arrays.items():
-        assert (tensors[key].dtype, tensors[key].shape) == (array.dtype, array.shape)
-        assert np.array_equal(tensors[key], array)

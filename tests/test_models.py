@@ -112,15 +112,6 @@ def test_vector_is_the_parameters_in_order_and_a_copy() -> None:
     assert float(flatten(network).abs().sum()) == 0
 
 
-def test_unflatten_leaves_batch_statistics_with_their_node() -> None:
-    network = model("cifar10")
-    network(torch.rand(4, 3, 32, 32))
-    statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    unflatten(network, torch.zeros(parameter_count(network)))
-    assert statistics
-    assert all(torch.equal(buffer, statistics[name]) for name, buffer in network.named_buffers())
-
-
 @pytest.mark.parametrize("shape", [(7849,), (7851,), (1, 7850), ()])
 def test_vector_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"7850 trained parameters.*\("):

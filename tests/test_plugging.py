@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 import rpel
 from rpel import testing
-from rpel.data import Dataset
-from rpel.rules import FunctionRule, Group, PreAggregation, Rule
+from rpel.rules import FunctionRule, Group, PreAggregation
 
 Array = NDArray[Any]
 SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "rounds": 3, "eval_size": 50}
@@ -22,22 +19,10 @@ SMALL: dict[str, Any] = {"nodes": 10, "byzantine": 2, "pull": 6, "b_hat": 2, "ro
 # --- a rule -------------------------------------------------------------------------------------------------
 
 
-class NearestHalf(Rule):
-    """The mean of the half of the vectors nearest to one's own,
-    in the library's kernels for all victims at once."""
-
-    def run(self, group: Group, out: Array | None = None) -> Array:
-        near = np.argsort(group.to(0), axis=1, kind="stable")[:, : group.m // 2 + 1]
-        weights = np.zeros(group.index.shape)
-        np.put_along_axis(weights, near, 1 / near.shape[1], axis=1)
-        return np.asarray(group.combine(weights, out))
-
-
 def test_callable_that_is_no_rule_is_a_function_of_the_vectors() -> None:
     x = np.random.default_rng(0).normal(size=(7, 4))
     with pytest.raises(ValueError, match="the rule nnm"):
         rpel.rule(lambda f: rpel.rule("nnm+median", f=2))(x)
-    assert rpel.rule(NearestHalf, f=1).name == "test_plugging:NearestHalf"
     np.testing.assert_array_equal(rpel.rule(lambda x, f: x[f], f=1)(x), x[1])
     for name in ("x", "f", "vectors"):  # its first parameter, whatever it is called
         made = rpel.rule(eval(f"lambda {name}: {name}.max(axis=0)"))
@@ -68,9 +53,6 @@ def test_plugin_pre_aggregation_is_fused_into_the_next_rule() -> None:
     testing.check_rule(rpel.chain(towards_own(), rpel.rule("median", f=1)))
     run = rpel.simulate("linear", attack="sf", rule=made, out=None, **{**SMALL, "byzantine": 1, "b_hat": 1})
     assert run.certificate["held"]
-
-
-# --- what a round costs -------------------------------------------------------------------------------------
 
 
 # --- local steps, a delivery, an outer step -----------------------------------------------------------------
@@ -147,35 +129,6 @@ def test_outer_step_from_outside_is_checkpointed_with_the_run(tmp_path: Path) ->
         rpel.simulate("linear", out=tmp_path, checkpoint_every=1, progress=stop, **changed)
     (folder,) = tmp_path.iterdir()
     assert np.array_equal(rpel.resume(folder, problem=changed["problem"]).models, whole.models)
-
-
-# --- a task and a data set ----------------------------------------------------------------------------------
-
-
-def letters() -> Dataset:
-    """Which of two letters is more frequent in a word of eight: integers in, classes out."""
-    words = np.random.default_rng(0).integers(0, 4, size=(400, 8))
-    labels = ((words == 0).sum(axis=1) > (words == 1).sum(axis=1)).astype(np.int64)
-    return Dataset("letters", words[:320], labels[:320], words[320:], labels[320:], classes=2)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.EmbeddingBag(4, 8, mode="mean"), nn.Linear(8, 2))
-
-
-def test_task_with_integer_inputs_trains_from_outside() -> None:
-    task = rpel.tasks.Task(network(), letters())
-    run = rpel.simulate(task=task, out=None, lr=1.0, **SMALL | {"rounds": 60})
-    assert run.accuracy_worst > 0.8
-
-
-def test_data_set_from_outside_has_a_name_like_ours(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"dataset": f"{__name__}:letters", "model": network(), **SMALL}
-    run = rpel.simulate(**fields, out=tmp_path)
-    assert list(run.certificate["data"]) == [f"{__name__}:letters"]
-    with pytest.raises(ValueError, match=r"dataset 'letter'.*mnist-sample"):
-        rpel.simulate(**fields | {"dataset": "letter"}, out=None)
 
 
 # --- a callback ---------------------------------------------------------------------------------------------

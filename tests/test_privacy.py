@@ -3,8 +3,6 @@ runs."""
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +80,6 @@ def test_steps_within_target_epsilon_are_maximal() -> None:
     assert privacy.steps_within(0.001, 4.0, 0.1, 45, 1e-4) == 0
 
 
-def test_run_reports_largest_and_median_epsilon_of_the_nodes() -> None:
-    rates = [0.2, 0.05, 0.1, 0.1]
-    each = privacy.epsilons(4.0, rates, 30, 1e-4)
-    assert each.tolist() == [direct(4.0, rate, 30, 1e-4) for rate in rates]
-    assert privacy.largest_and_median(4.0, rates, 30, 1e-4) == (each.max(), float(np.median(each)))
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -120,12 +111,6 @@ def test_missing_accountant_names_the_package_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'rpel\[privacy\]'"):
         privacy.epsilon(1.234, 0.1, 7, 1e-5)
-
-
-def test_importing_privacy_imports_neither_the_accountant_nor_torch() -> None:
-    code = "import sys, rpel.privacy; print('torch' in sys.modules, 'dp_accounting' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "False False\n"
 
 
 # --- private gradients --------------------------------------------------------------------------------------
@@ -212,25 +197,6 @@ def test_examples_at_once_equal_one_by_one_with_frozen_layers_and_dropout() -> N
     actual, expected = (one.gradient(x, local, np.arange(NODES), 3, 0)[0] for one in (at_once, one_by_one))
     assert type(at_once.engine) is not type(one_by_one.engine)
     assert np.abs(actual - expected).max() <= 1e-4 * np.abs(expected).max()
-
-
-def test_engine_keeps_to_the_examples_that_are_there() -> None:
-    for network in ("linear", "mnist", GROUPED):
-        private = PrivateGradients(task(network), 0.5)
-        x, rows = torch.from_numpy(at(private.task)[:1]), private.task.examples.held[0][None, :6]
-        inputs, labels = private.task.examples.batch(rows, np.array([0]), torch.float32)
-        seeds, local = np.zeros((1, 6), np.int64), torch.from_numpy(private.task.local_state(1))
-        some, few, nobody = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
-        there = torch.tensor([[True, False, True, False, False, True]])
-        private.engine.clipped(x, local, inputs, labels, seeds, there, 0.5, some)
-        stored = [0, 2, 5]
-        every = torch.ones(1, 3, dtype=torch.bool)
-        private.engine.clipped(
-            x, local, inputs[:, stored], labels[:, stored], seeds[:, stored], every, 0.5, few
-        )
-        assert torch.allclose(some, few, atol=1e-6)
-        private.engine.clipped(x, local, inputs, labels, seeds, there & False, 0.5, nobody)
-        assert not nobody.any()
 
 
 @pytest.mark.parametrize("network", ["mlp", "mnist", GROUPED])

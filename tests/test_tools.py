@@ -77,12 +77,6 @@ def test_stored_size_of_src_only_falls(lines: int, status: int, stored: int, tmp
     assert int((root / size.LOWEST).read_text()) == stored
 
 
-def test_size_tool_prints_a_budget_for_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    assert size.report() == 0
-    printed = capsys.readouterr().out
-    assert all(part in printed for part in size.BUDGETS)
-
-
 def test_definitions_compute_what_they_say() -> None:
     outcome = doctest.testfile(str(ROOT / "docs" / "reference" / "definitions.md"), module_relative=False)
     assert outcome.attempted >= 4

@@ -114,19 +114,8 @@ def test_peers_good_files_pass_and_what_is_missing_is_named(
     assert all(checks[name].ok for name in ("peer.toml", "certificate", "key", "port"))
     assert not checks["members"].ok, "there is no members.toml yet"
     assert "rpel network new" in checks["members"].remedy
-    rpel(
-        "network",
-        "new",
-        "--peers",
-        "4",
-        "--byzantine",
-        "1",
-        "--rounds",
-        "5",
-        "--out",
-        str(tmp_path),
-        capsys=capsys,
-    )
+    sizes = ["--peers", "4", "--byzantine", "1", "--rounds", "5"]
+    rpel("network", "new", *sizes, "--out", str(tmp_path), capsys=capsys)
     checks = by_name(examine(config=peer))
     assert not checks["members"].ok, "and this peer is not in it"
     missing = by_name(examine(config=tmp_path / "nowhere.toml"))["peer"]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rpel
 from rpel.data import DataError
 from rpel.data.formats import IDX_FILES
 from rpel.simulation.inputs import available
@@ -101,11 +100,6 @@ def test_chosen_b_hat_is_certified_with_its_probability() -> None:
     plan = resolve(load("mnist-100")).plan
     assert (plan.pull, plan.b_hat) == (15, 7)
     assert plan.probability == pytest.approx(0.973938, abs=1e-6)
-
-
-def test_all_to_all_hears_everybody_whatever_the_preset_pulls() -> None:
-    resolved = resolve(load("mnist-100").replace(method="all-to-all"))
-    assert (resolved.pull, resolved.b_hat, resolved.plan.probability) == (99, 10, 1.0)
 
 
 def test_presets_hold_the_paper_s_settings() -> None:
@@ -239,14 +233,6 @@ def test_hostile_nodes_can_be_listed() -> None:
 
 def load_text(text: str) -> Request:
     return Request(**tomllib.loads(text))
-
-
-def test_native_convolutions_agree_with_those_of_torch() -> None:
-    fields: dict[str, Any] = {
-        "nodes": 6, "byzantine": [1], "pull": 4, "rounds": 1, "batch_size": 5, "eval_size": 20,
-    }  # fmt: skip
-    runs = [rpel.simulate("C(2)-R-M-L(10)-S", **fields, native=native) for native in (True, False)]
-    np.testing.assert_allclose(runs[0].models, runs[1].models, atol=1e-5)
 
 
 def test_steps_hold_their_last_rate() -> None:

@@ -7,36 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import rpel
 from rpel.attacks import ATTACKS, Attack, View
 from rpel.randomness import stream
-from rpel.rules import RoundContext
+from rpel.rules import RULES, RoundContext
 from support.paths import ROOT
 from support.views import pulled_view
 
-Array = NDArray[Any]
 FORGING: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("sf", {}),
-    ("foe", {}),
     ("foe", {"zeta": 1.1}),
-    ("ipm", {}),
-    ("alie", {}),
     ("alie", {"z": 0.3}),
-    ("alie", {"z": "max"}),
-    ("dissensus", {}),
     ("mimic", {"epsilon": 2}),
     ("mimic", {"epsilon": 5}),  # more than some victims have peers: counted around among those they have
-    ("strongest", {"of": "alie"}),
-    ("strongest", {"of": "foe"}),
-    ("strongest", {"of": "ipm"}),
-    ("strongest", {"of": "dissensus"}),
-    ("strongest", {"of": "min_max"}),
     ("strongest", {"of": ["alie", "foe", "min_sum"]}),
     *[(name, {"direction": p}) for name in ("min_max", "min_sum") for p in ("std", "unit", "sign")],
 ]
+"""Parameters other than the defaults, which runs and the checks for users cover."""
 IDS = [f"{name}-{i}" for i, (name, _) in enumerate(FORGING)]
 FULL = pytest.mark.full
 
@@ -259,9 +246,9 @@ def test_inf_is_left_out_by_every_rule_even_by_averaging(rule: str) -> None:
     assert learn(rpel.rule(rule, f=4), rpel.attack("inf")) < 0.3
 
 
-def test_attack_documentation_runs_and_names_every_attack() -> None:
+def test_documentation_runs_and_names_every_rule_and_attack() -> None:
     text = ROOT / "docs" / "rules.md"
     outcome = doctest.testfile(str(text), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert outcome.attempted > 12
     assert outcome.failed == 0
-    assert all(f"`{name}`" in text.read_text("utf-8") for name in ATTACKS)
+    assert all(f"`{name}`" in text.read_text("utf-8") for name in (*ATTACKS, *RULES))

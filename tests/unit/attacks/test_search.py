@@ -92,24 +92,6 @@ def test_on_a_graph_strongest_counts_the_victim_once_among_the_honest(seed: int)
         np.testing.assert_allclose(forged[i], alone, atol=1e-9)
 
 
-def test_strongest_is_not_stopped_by_victims_that_cannot_aggregate() -> None:
-    """Too few answers came: such a victim keeps its half-step, and the others are attacked as before."""
-    view = pulled_view(6)
-    expected = rpel.attack("strongest", of="foe")(view, {})[0].copy()
-    short = pulled_view(6)
-    short.peers[3, 1:] = -1
-    forged, _ = rpel.attack("strongest", of="foe")(short, {})
-    assert np.isfinite(forged).all()
-    np.testing.assert_allclose(np.delete(forged, 3, axis=0), np.delete(expected, 3, axis=0), atol=1e-12)
-
-
-def test_strongest_searches_against_oracle_rules() -> None:
-    forged, _ = rpel.attack("strongest", of="dissensus")(
-        graph_view(1, rpel.rule("clipped_gossip_oracle")), {}
-    )
-    assert np.isfinite(forged).all()
-
-
 def mean_harm(view: View, forged: Array, to: list[int]) -> float:
     """What one vector does to the aggregates of several victims,
     each of which meets it as often as hostile answers."""

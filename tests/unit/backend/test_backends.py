@@ -189,29 +189,6 @@ def test_mean_of_equal_rows_is_that_row(name: str) -> None:
         np.testing.assert_allclose(result[0], row, rtol=2e-7)
 
 
-def near_median_by_index(x: Array, f: int) -> Array:
-    """(d,) Average the m − f values nearest to the median, ties to the lower row, column by column."""
-    values = []
-    for column, middle in zip(x.T, np.median(x, axis=0), strict=True):
-        order = sorted(range(len(x)), key=lambda j: (abs(column[j] - middle), j))
-        values.append(sum(column[j] for j in order[: len(x) - f]) / (len(x) - f))
-    return np.array(values)
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_ties_at_the_median_go_to_the_lower_row(name: str, dtype: Any) -> None:
-    table: Array = np.random.default_rng(3).integers(-3, 4, (9, 300)).astype(dtype)
-    table[:, :40] = 5.0  # all equal
-    table[:, 40] = [2, 0, 0, 0, 0, 0, 0, 0, -2]
-    table[:, 41] = [-2, 0, 0, 0, 0, 0, 0, 0, 2]
-    rows = np.array([[3, 1, 4, 0, 5, 8, 2, 6, 7], np.arange(9)])
-    for f in range(5):
-        for result, own in zip(of(name).coordinatewise(table, rows, "meamed", f), rows, strict=True):
-            expected = near_median_by_index(table[own].astype(np.float64), f)
-            np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["plain", "numba"])
 def test_wrong_arguments_are_refused(name: str) -> None:
     kernels, table = backend(name), np.zeros((9, 20), np.float32)

@@ -1,4 +1,4 @@
-"""The compiled kernels: threads, strategies and forms change no bit, loops are vectorised, code is stored."""
+"""The compiled kernels: threads and forms change no bit, loops are vectorised, code is stored."""
 
 import os
 import shutil
@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rpel
 from rpel.backend import coordinates, distances, rows, threads
-from rpel.backend.base import OPERATIONS, Operation, backend
+from rpel.backend.base import OPERATIONS, backend
 
 Array = NDArray[Any]
 kernels = backend("numba")
@@ -113,19 +111,6 @@ def test_written_kernel_and_the_one_for_any_m_give_the_same_bits(m: int, f: int,
         same(any_m, written)
 
 
-@pytest.mark.parametrize("operation", ["trimmed_mean", "median"])
-@given(values=st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=33), share=st.floats(0, 0.49))
-def test_networks_bring_the_needed_ranks_together(
-    operation: Operation, values: list[float], share: float
-) -> None:
-    m, f = len(values), max(1, int(share * len(values)))
-    wanted, row = coordinates.ranks(m, f, operation), list(values)
-    for low, high in coordinates.network(m, wanted):
-        row[low], row[high] = min(row[low], row[high]), max(row[low], row[high])
-    assert len(wanted) > 0
-    assert sorted(row[r] for r in wanted) == [sorted(values)[r] for r in wanted]
-
-
 @pytest.mark.parametrize("step", [0.0, 1e-9, 1e-7, 3e-6, 1e-3])
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e18, 1e30])
 @pytest.mark.parametrize("h", [3, 200])
@@ -150,18 +135,6 @@ def test_neighbours_of_float32_rows_are_those_of_exact_distances(step: float, sc
     same_row = index[:, :, None] == index[:, None, :]  # of one row held several times the first are kept
     for i, first, second in np.argwhere(np.triu(same_row, 1)):
         assert (kept[i, :, first] | ~kept[i, :, second] | own[second]).all()
-
-
-def test_equal_pairs_of_rows_have_equal_distances_wherever_they_stand() -> None:
-    rng = np.random.default_rng(3)
-    two = rng.normal(size=(2, 1777)).astype(np.float32)
-    table = two[rng.integers(0, 2, 40)]
-    kind = table[:, 0] == two[1, 0]
-    for h in (1, 30):
-        index = np.stack([rng.choice(40, 19, replace=False) for _ in range(h)])
-        for dtype in (np.float32, np.float64):
-            squared = distances.squared_distances(table, index, dtype)
-            same(squared, (kind[index][:, :, None] != kind[index][:, None, :]) * squared.max())
 
 
 def nanoseconds(call: Callable[[], object], size: float) -> float:

@@ -104,14 +104,6 @@ def test_owners_with_most_examples_have_a_node_each() -> None:
         largest_owners(writers, 4, batch=3)
 
 
-def test_preset_of_shakespeare_takes_fifty_steps_of_adamw_and_an_outer_one() -> None:
-    spec = load_spec("shakespeare")
-    assert (spec.nodes, spec.byzantine, spec.partition, spec.model) == (10, 2, "owner", "characters")
-    assert (spec.optimizer, spec.outer, spec.local_steps, spec.batch_size, spec.rounds) == (
-        "adamw", "nesterov(0.7, momentum=0.9)", 50, 8, 15,
-    )  # fmt: skip
-
-
 FEDERATIONS = {"femnist-writers": (151, 15), "reviews-16": (16, 3), "heart-4": (4, 1)}
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 
 import rpel
 from rpel import hypergeometric
-from rpel.planning import comfortable, max_byzantine_cdf, plan, pullers, quantiles
+from rpel.planning import comfortable, max_byzantine_cdf, plan, pullers
 from rpel.planning.paper import (
     algorithm2,
     default_grid,
@@ -78,18 +78,6 @@ def test_search_by_bisection_finds_what_trying_every_pull_finds(n: int, b: int, 
         assert (n - b) * 200 * log_cdf[min(k - low, len(log_cdf) - 1)] < math.log(0.99), (
             f"pull {s} was feasible"
         )
-
-
-@pytest.mark.parametrize(
-    ("n", "median", "high"),
-    [
-        (10**3, [7, 10, 12, 14, 16], [8, 11, 14, 16, 18]),
-        (10**4, [7, 11, 13, 16, 18], [9, 12, 15, 18, 20]),
-        (10**5, [8, 12, 14, 17, 19], [9, 13, 16, 19, 21]),
-    ],
-)
-def test_figure_3_has_the_reference_quantiles(n: int, median: list[int], high: list[int]) -> None:
-    assert quantiles(n, n // 10, 200, [10, 20, 30, 40, 50], [0.5, 0.99]).tolist() == [median, high]
 
 
 def test_simulation_and_exact_law_agree_in_distribution() -> None:

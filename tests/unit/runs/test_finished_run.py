@@ -1,4 +1,4 @@
-"""A finished run as Python reads it: its tables, its curve, its picture, and several seeds of it."""
+"""A finished run as Python reads it: its tables, its curve, and several seeds of it."""
 
 import math
 from pathlib import Path
@@ -47,13 +47,6 @@ def test_history_has_a_row_a_round_with_nan_where_nothing_was_evaluated(finished
     assert finished.history["loss"].count() == 3
     assert finished.history["epsilon"].isna().all()
     assert rpel.load(finished.path).history.equals(finished.history)
-
-
-def test_picture_explains_solid_and_dashed(finished: Run) -> None:
-    legend = finished.plot().axes[0].get_legend()
-    assert legend is not None
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words == ["rpel", "mean of the honest nodes", "node that ends lowest"]
 
 
 def test_curve_follows_the_node_that_ends_lowest_from_round_0() -> None:

@@ -13,10 +13,11 @@ import rpel
 from rpel.algorithm import nnm_trimmed_mean
 from rpel.planning.law import probability
 from rpel.randomness import sample_without_replacement
-from rpel.simulation.asynchrony import TICKS, Schedule, of_round, slowness
+from rpel.simulation.asynchrony import TICKS, Schedule, slowness
 from rpel.simulation.methods import resolve, schedule
 from rpel.spec import Spec
 from rpel.types import Models
+from support.definitions import balance
 from support.simulations import BASE, Quadratic, play, resumes_bit_by_bit, simulation
 
 SPEEDS = "lognormal(0.3)+stragglers(0.2, 5)"
@@ -36,14 +37,6 @@ Aggregate = Callable[[int, Models], Models]
 
 def trimmed(_: int, models: Models) -> Models:
     return nnm_trimmed_mean(models, 3)
-
-
-def balanced(round: int, models: Models) -> Models:
-    """BALANCE by its definition: half the own model, half the mean of those within 0.3·exp(−t/T)·‖own‖."""
-    own, others = models[0], models[1:]
-    reach = 0.3 * np.exp(-round / SLOWED.rounds) * np.linalg.norm(own)
-    near = others[np.linalg.norm(others - own, axis=1) <= reach]
-    return np.asarray(0.5 * own + 0.5 * near.mean(axis=0) if len(near) else own)
 
 
 def by_events(spec: Spec, aggregate: Aggregate = trimmed) -> Any:
@@ -105,7 +98,12 @@ def test_read_at_the_moment_of_a_publication_gets_the_new_version() -> None:
 def test_balance_decays_with_the_round_however_often_a_node_aggregates() -> None:
     spec = SLOWED.replace(timing=f"asynchronous(speeds={[0.2, 1.0, 1.7] * 5}, jitter=0.2)", rule="balance")
     assert schedule(resolve(spec).spec).most > 1
-    np.testing.assert_allclose(by_windows(spec), by_events(spec, balanced), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        by_windows(spec),
+        by_events(spec, lambda t, models: balance(models, t / spec.rounds)),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,37 +156,6 @@ def test_aggregation_count_is_known_in_advance_and_certified() -> None:
     assert said["aggregations"] == said["plan"]["aggregations"] == n == sum(said["histogram"])
     assert said["plan"]["probability"] == probability(12, 2, 6, 6, 2, n)
     assert sum(result.history["messages"]) == pytest.approx(n * 6 * 12 / 10, rel=0.1)
-
-
-@pytest.mark.parametrize(("fastest", "jitter"), [(0.2, 0.4), (0.6, 0.0)])
-@pytest.mark.parametrize("long", [True, False])
-def test_windows_hold_every_phase_once_and_one_per_node(long: bool, fastest: float, jitter: float) -> None:
-    at = Schedule(np.array([fastest, 1.0, 1.7, 10.0]), np.arange(4), 30, 0.1, jitter, seed=0)
-    begun = np.ones(4, bool)  # whose answers to the phase before were read in an earlier window
-    published: list[tuple[int, int, int]] = []
-    read: list[tuple[int, int]] = []
-    for r in range(1, 31):
-        for phases, reads in at.windows(r, long):
-            assert len(set(phases.rows)) == len(phases.rows)
-            assert begun[phases.rows].all()
-            begun[phases.rows] = False
-            begun[reads.rows] = True
-            assert len(set(reads.rows)) == len(reads.rows)
-            published += zip(
-                phases.rows.tolist(), phases.published.tolist(), phases.labels.tolist(), strict=True
-            )
-            read += [
-                (row, when) for row, when in zip(reads.rows.tolist(), reads.published.tolist(), strict=True)
-            ]
-            assert {of_round(label) for label in phases.labels.tolist()} <= {r}
-    assert len(set(published)) == len(published)
-    in_time = [(row, when) for row, when, _ in published if when + at.wait <= at.edge(30)]
-    assert sorted(in_time) == sorted(read)
-    assert len({(row, label) for row, _, label in published}) == len(published), (
-        "no two phases share coordinates"
-    )
-    assert len(read) == at.aggregations()
-    assert len(at.windows(9)) <= len(at.windows(9, long=False))
 
 
 def test_speed_distributions_have_their_named_parameters() -> None:

@@ -20,7 +20,6 @@ from rpel.rules.registry import RULES
 from rpel.runs.folder import RunFolder
 from rpel.simulation import workers as launch
 from rpel.simulation.api import simulate
-from rpel.simulation.communicator import Group, divided
 from rpel.simulation.engine import Engine
 from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.loop import train
@@ -139,16 +138,6 @@ def test_worker_is_sent_every_model_of_the_others_once_a_round_and_little_else(
         stored = 3 * 4 * 270 * 7850 * (size - 1) / size if rank == 0 else 0
         wanted = 4 * 270 * 7850 * (size - 1) / size * 4
         assert 0.9 * wanted < received - stored < 1.1 * wanted
-
-
-def test_shards_are_whole_units_and_cover_all_rows() -> None:
-    for size in (1, 2, 3, 7):
-        for rows, unit in ((70, 13), (16, 1), (5, 13), (26, 13), (400, 3)):
-            shards = divided(rows, unit, size)
-            pieces = [piece for shard in Group(0, size).pieces(shards, unit) for piece in shard]
-            for parts in (shards, pieces):
-                assert [i for part in parts for i in range(rows)[part]] == list(range(rows))
-                assert all(part.start % unit == 0 or part.start == rows for part in parts)
 
 
 # --- the command --------------------------------------------------------------------------------------------

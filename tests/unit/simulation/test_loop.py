@@ -1,5 +1,4 @@
-"""Runs from Python: what they keep, that they are not repeated, own models and data, seeds, faults,
-certificate."""
+"""Runs from Python: what they keep, how they stop and go on, and what they refuse."""
 
 import inspect
 import json
@@ -14,9 +13,6 @@ import torch
 from safetensors.numpy import load_file
 
 from rpel import algorithm, data
-from rpel.attacks import Attack
-from rpel.backend.compiled import Compiled
-from rpel.data import Dataset, user
 from rpel.data import load as dataset
 from rpel.runs.columns import COLUMNS
 from rpel.runs.folder import RunFolder
@@ -24,11 +20,9 @@ from rpel.runs.run import Run
 from rpel.simulation import run as runs
 from rpel.simulation.api import Interrupted, resume, simulate
 from rpel.simulation.inputs import Inputs
-from rpel.simulation.network import Roster
 from rpel.spec import Request
 from rpel.tasks import Classification
 from support.commands import rpel
-from support.own import blobs
 from support.runs import TINY, checkpoints, differences, rounds_written, tiny
 
 FILES = {
@@ -140,16 +134,6 @@ def test_simulate_shows_every_field_with_its_default() -> None:
         simulate(nods=3)
 
 
-# --- own models, own data, seeds ----------------------------------------------------------------------------
-
-
-def test_data_sets_of_other_content_have_other_checksums() -> None:
-    dataset = Dataset("mine", *blobs(0), *blobs(1), 3, (0.0,), (1.0,))
-    other = Dataset("mine", *blobs(2), *blobs(1), 3, (0.0,), (1.0,))
-    one, same, another = (user.dataset(given, None).checksums for given in (dataset, dataset, other))
-    assert one == same != another
-
-
 # --- certificate, faults, methods ---------------------------------------------------------------------------
 
 
@@ -171,40 +155,6 @@ def test_missing_result_files_are_named() -> None:
         runs.run(Request(dataset="own"), Inputs())
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> list[tuple[Any, ...]]:
-    """The calls of a function from now on."""
-    calls, function = list[tuple[Any, ...]](), getattr(place, name)
-
-    def counting(*arguments: Any, **keywords: Any) -> Any:
-        calls.append(arguments)
-        return function(*arguments, **keywords)
-
-    monkeypatch.setattr(place, name, counting)
-    return calls
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"attack": "label_flip"}, {"attack": "backdoor"}, {"method": "gts"}],
-    ids=lambda fields: "-".join(map(str, fields.values())) or "alie",
-)
-def test_attack_is_built_once_and_finiteness_checked_once_a_round(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built, drawn = counted(monkeypatch, Attack, "__init__"), counted(monkeypatch, Roster, "__init__")
-    looked = counted(monkeypatch, Compiled, "finite_rows")
-    tiny(None, **fields)
-    assert (len(built), len(drawn)) == (1, 1)
-    assert len(looked) == TINY["rounds"]
-
-
-def test_seeds_of_one_setting_load_their_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = counted(monkeypatch, data, "load")
-    both = simulate(**{**TINY, "seeds": "0,1", "rounds": 1})
-    assert len(loaded) == 1
-    assert [run.spec.seed for run in both.runs] == [0, 1]
-
-
 def test_five_frames_stand_between_the_command_and_algorithm_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,23 +169,3 @@ def test_five_frames_stand_between_the_command_and_algorithm_1(
     rpel("run", "quickstart", "--rounds", "1", "--model", "linear", "--out", str(tmp_path), capsys=capsys)
     (walk,) = walks
     assert len(walk[walk.index("main") + 1 :]) <= 5
-
-
-def test_run_reaches_its_kernels_through_at_most_15_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    deep, primitives = list[int](), ("coordinatewise", "moments", "momentum_step", "finite_rows")
-    ours = str(Path(data.__file__).parents[1])
-
-    def watch(name: str) -> None:
-        function = getattr(Compiled, name)
-
-        def watching(*arguments: Any, **keywords: Any) -> Any:
-            deep.append(sum(frame.filename.startswith(ours) for frame in traceback.extract_stack()))
-            return function(*arguments, **keywords)
-
-        monkeypatch.setattr(Compiled, name, watching)
-
-    for name in primitives:
-        watch(name)
-    tiny(None, rounds=1)
-    assert len(deep) >= len(primitives)
-    assert max(deep) <= 15

@@ -1,7 +1,6 @@
 """The paper's panels: their runs are the paper's, and what is made of them at a small scale."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from rpel.studies.paper import (
     chosen,
     find,
     fractions,
-    save,
     shortened,
     sized,
     stamp,
@@ -218,19 +216,6 @@ def test_csv_holds_the_runs_numbers(made: tuple[Path, list[dict[str, Any]]]) -> 
         assert row["accuracy_lowest"] >= row["accuracy_worst"]
     last = table[table["round"] == 10]
     assert (last["accuracy_lowest"] == last["accuracy_worst"]).all()
-
-
-def test_paper_style_adds_a_pdf_one_column_wide(
-    made: tuple[Path, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    table = pandas.read_csv(made[0] / "alie-mean-s3-b1.csv")
-    save(find("alie-mean-s3-b1"), table, "a note", tmp_path / "p", "30 % of the rounds", "paper")
-    width = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ", (tmp_path / "p.pdf").read_bytes())
-    assert width is not None
-    assert float(width[1]) == pytest.approx(3.4 * 72, abs=0.1)
-    screen = (tmp_path / "p.svg").read_text("utf-8")
-    assert "prefers-color-scheme" in screen
-    assert ">30 % of the rounds</text>" in screen
 
 
 def test_second_call_repeats_nothing(

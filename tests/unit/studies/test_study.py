@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import rpel as package
-from rpel.cli.experiments import _live as live_table
 from rpel.studies.study import Study, grid, read, sweep
 from support.commands import rpel
 from support.paths import ROOT
@@ -176,14 +174,3 @@ def test_interrupted_sweep_is_saved_and_goes_on(tmp_path: Path, number: signal.S
     assert [row["status"] for row in json.loads(shown)] == ["done"]
     (log,) = (path.read_text("utf-8") for path in out.glob("cells/*.log"))
     assert "going on after round" in log
-
-
-def test_table_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = {"attack": ["alie", "foe"], "local_steps": [1, 3]}
-    study = Study(grid({"rounds": 5, "grid": table}), tmp_path)
-    study.states[2].status, study.states[2].error = "failed", "a sentence longer than the line " * 3
-    console = Console(file=sys.stdout, width=80, highlight=False)
-    console.print(live_table(study))
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "attack foe, local_steps 1" in shown

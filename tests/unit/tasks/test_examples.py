@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rpel.data import crop_flip, from_arrays, iid, virtual
+from rpel.data import crop_flip, iid, virtual
 from rpel.models import build
 from rpel.randomness import draws
 from rpel.tasks import Classification, Trigger
@@ -78,16 +78,6 @@ def test_backdoor_needs_images_and_a_class_that_there_is() -> None:
         Classification(flat, [np.arange(90)], network("linear"), batch_size=3, seed=0, trigger=Trigger())
 
 
-def test_virtual_nodes_draw_by_their_mixture() -> None:
-    data = dataset((1, 6, 5))
-    shared = virtual(data.train_y, 5, 0.3, seed=2)
-    t = Classification(data, shared, network("linear"), batch_size=4000, seed=0)
-    labels = data.train_y[t.examples.indices(np.arange(5), 0, 0)]
-    shares = np.stack([(labels == c).mean(axis=1) for c in range(4)], axis=1)
-    assert shared.mixture is not None
-    np.testing.assert_allclose(shares, shared.mixture, atol=0.05)
-
-
 def test_many_virtual_nodes_draw_what_each_would_draw_alone() -> None:
     data = dataset((1, 6, 5))
     for alpha in (0.3, float("inf")):
@@ -128,15 +118,3 @@ def test_images_are_varied_anew_in_every_round_and_local_step(private: bool) -> 
         steps = [(1, 0), (1, 1), (1, 2), (2, 0)]
         gradients = [of.gradient(x, t.local_state(8), np.arange(8), round, k)[0] for round, k in steps]
         assert len({g.tobytes() for g in gradients}) == count
-
-
-def test_numbers_other_than_bytes_are_taken_as_given() -> None:
-    x = np.random.default_rng(0).standard_normal((40, 7)).astype(np.float32)
-    data = from_arrays((x, np.arange(40) % 3), (x, np.arange(40) % 3))
-    t = Classification(
-        data, [np.arange(40)], build("L(3)-S", (7,), kernel=1, padding=0), batch_size=4, seed=0
-    )
-    torch.testing.assert_close(
-        t.examples.batch(np.array([[5]]), None, torch.float32)[0][0, 0], torch.from_numpy(x[5])
-    )
-    assert t.gradient(models(t, 1), t.local_state(1), np.array([0]), 0, 0)[0].shape == (1, t.d)

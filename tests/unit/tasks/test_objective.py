@@ -1,7 +1,7 @@
 """The objective of a network on a data set: gradients, evaluation, and what it refuses."""
 
+import math
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rpel.data import iid, load, virtual
-from rpel.models import build, model, unflatten
+from rpel.data import virtual
+from rpel.models import build, unflatten
 from rpel.tasks import Classification, Objective, Trigger
 from support.tasks import (
     BATCH,
@@ -139,28 +139,20 @@ def test_full_gradient_is_the_mean_of_the_honest_nodes_gradients(name: str, bloc
         assert relative(g[i], np.mean(parts, axis=0)) < 1e-5
 
 
-def test_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture() -> None:
+@pytest.mark.parametrize("alpha", [0.3, math.inf])
+def test_full_gradient_of_virtual_nodes_weighs_classes_by_the_mean_mixture(alpha: float) -> None:
     data = dataset((1, 6, 5))
-    shared = virtual(data.train_y, 5, 0.3, seed=2)
+    shared = virtual(data.train_y, 5, alpha, seed=2)
     t = task("linear", shards=shared)
     x = models(t, 1)
-    assert shared.mixture is not None
-    share = shared.mixture.mean(axis=0)
+    all_data = np.bincount(data.train_y)[None] / len(data.train_y)
+    share = (all_data if shared.mixture is None else shared.mixture).mean(axis=0)
     parts = []
     for c in range(4):
         rows = np.flatnonzero(data.train_y == c)
         inputs = torch.from_numpy(data.normalised(data.train_x[rows]))
         parts.append(share[c] * plain_gradient(network("linear"), x[0], inputs, torch.full((len(rows),), c)))
     assert relative(t.full_gradient(x, t.local_state(1))[0], np.sum(parts, axis=0)) < 1e-5
-
-
-def test_full_gradient_of_nodes_that_draw_from_all_data_is_that_of_all_data() -> None:
-    data = dataset((1, 6, 5))
-    t = task("linear", shards=virtual(data.train_y, 5, float("inf"), seed=2))
-    x = models(t, 1)
-    inputs, labels = torch.from_numpy(data.normalised(data.train_x)), torch.from_numpy(data.train_y)
-    expected = plain_gradient(network("linear"), x[0], inputs, labels)
-    assert relative(t.full_gradient(x, t.local_state(1))[0], expected) < 1e-5
 
 
 def test_subsample_of_the_full_gradient_is_fixed_and_comes_near() -> None:
@@ -223,15 +215,3 @@ def test_networks_that_do_not_fit_are_refused(module: nn.Module, said: str) -> N
     with pytest.raises(ValueError, match=said) as error:
         Classification(dataset((1, 6, 5)), [np.arange(90)] * 2, module, batch_size=BATCH, seed=1)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.full
-def test_papers_mnist_network_learns(shared_data: Any) -> None:
-
-    data = load("mnist", shared_data)
-    t = Classification(data, iid(data.train_y, 4, 25, seed=0), model("mnist"), batch_size=25, seed=0)
-    x, local = np.tile(t.initial(), (4, 1)), t.local_state(4)
-    for round in range(150):
-        g, local = t.gradient(x, local, np.arange(4), round, 0)
-        x -= np.float32(0.1) * g
-    assert t.evaluate(x, local, np.arange(2000))[0].min() > 0.85

@@ -1,7 +1,5 @@
-"""Whatever PyTorch can train, on data as they are: networks of any kind,
-and one sentence for what does not fit."""
+"""Tasks on data as users have them: the kinds of inputs, frames, and many small networks at once."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rpel.data import user
-from rpel.tasks import Classification, Trigger
+from rpel.tasks import Classification
 from rpel.tasks.engines import ENGINES, PLAIN
 from rpel.tasks.engines.autograd import AutogradEngine
 from rpel.tasks.engines.vmap import VmapEngine
-from support.commands import rpel
 from support.text_model import Meaning, made, texts
-
-# --- networks of any kind -----------------------------------------------------------------------------------
-
-
-# --- data of any form ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.bool_, np.float32, np.float64])
@@ -79,47 +71,3 @@ def test_small_networks_with_whole_numbers_are_computed_many_at_once_as_one_by_o
     np.testing.assert_allclose(
         engines[0].full_gradient(models, local), engines[1].full_gradient(models, local), atol=1e-6
     )
-
-
-def test_backdoor_patches_user_images_at_their_largest_value() -> None:
-    x = np.random.default_rng(0).uniform(0, 5, (20, 1, 7, 7)).astype(np.float32)
-    data = user.dataset((x, Y[:20]), (x, Y[:20]))
-    task = Classification(
-        data, {0: np.arange(20)}, nn.Sequential(nn.Flatten(), nn.Linear(49, 3)), batch_size=8, seed=0,
-        flipped=[1], trigger=Trigger(target=2, share=1.0),
-    )  # fmt: skip
-    ids = np.arange(2)
-    rows, patched = task.examples.indices(ids, 1, 0), task.examples.patched(ids, 1, 0)
-    inputs, targets = task.examples.batch(rows, ids, torch.float32, None, patched)
-    assert (inputs[1, :, 0, 6, 6] == float(x.max())).all()
-    assert (targets[1] == 2).all()
-    assert torch.equal(inputs[0], torch.from_numpy(x[rows[0]]))
-    assert torch.equal(inputs[1, :, :, :6], torch.from_numpy(x[rows[1]])[:, :, :6])
-
-
-# --- one sentence for what does not fit ---------------------------------------------------------------------
-
-Y = np.arange(60) % 3
-
-
-# --- class labels of any kind -------------------------------------------------------------------------------
-
-
-MINE = """
-import numpy as np
-import rpel
-x = np.random.default_rng(0).normal(size=(60, 1, 4, 4)).astype(np.float32)
-y = (np.arange(60) % 3).astype(np.uint8)
-data = rpel.data.Dataset("mine", x, y, x, y, 3)
-"""
-
-
-def test_bytes_as_labels_of_a_dataset_named_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bytes_of_mine.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    given = ["--dataset", "bytes_of_mine:data", "--model", "linear", "--nodes", "5", "--byzantine", "1"]
-    given += ["--pull", "4", "--b-hat", "1", "-s", "partition=iid", "-s", "batch_size=5", "--rounds", "2"]
-    assert "accuracy mean" in rpel("run", "quickstart", *given, capsys=capsys)[0]

@@ -25,7 +25,7 @@ from rpel.simulation.inputs import Inputs, gather
 from rpel.simulation.loop import train
 from rpel.simulation.methods import METHODS, resolve
 from rpel.simulation.workers import LostError, pinned
-from rpel.spec import Request, Spec
+from rpel.spec import Request
 from support.paths import TESTS
 from support.runs import differences
 
@@ -95,7 +95,7 @@ def different(cases: list[dict[str, Any]], tmp_path: Path, *sizes: int) -> list[
     found: list[Any] = []
     with pinned(1):
         for number, case in enumerate(fields):
-            run = resolve(Spec(**case))
+            run = resolve(Request(**case))
             folder, inputs = RunFolder(tmp_path / "1" / str(number)), gather(run, Inputs())
             with folder.locked():
                 train(run, inputs, Engine.of(run, inputs), folder)

@@ -173,7 +173,7 @@ MEANT: dict[str, Any] = {
     "timing": "asynchronous(speeds=lognormal(0.3), jitter=0.1)",
 }  # fmt: skip
 NOT_MEANT = {"name": "x", "data_dir": "here", "threads": 1, "out": "there", "checkpoint_every": 1,
-    "workers": 2,
+    "workers": 2, "track": "wandb",
 }  # fmt: skip
 
 

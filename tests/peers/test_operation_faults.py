@@ -19,7 +19,7 @@ from rpel.peer.config.membership import Membership
 from rpel.peer.core import protocol
 from rpel.peer.core.protocol import Checkpoint
 from rpel.peer.io.metrics import Metrics
-from rpel.peer.net.background import Background
+from rpel.peer.net.background import Background, Woken
 from rpel.peer.node.node import Node
 from rpel.peer.ops.join import MEMORY_FILE, join
 from rpel.peer.ops.status import Observer
@@ -103,6 +103,18 @@ def test_error_that_asyncio_can_hand_to_nobody_is_one_line_without_a_traceback(
     (record,) = [record for record in caplog.records if "'NoneType'" in record.getMessage()]
     assert (record.name, record.levelname, record.exc_info) == ("rpel", "DEBUG", None)
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_alarm_while_a_peer_closes_does_not_stop_the_closing() -> None:
+    """Each member that tells of a second instance raises it, also after the first."""
+    background = Background()
+    background.wake()
+    with pytest.raises(Woken):
+        background.call(asyncio.sleep(PATIENCE))
+    background.rest()
+    background.wake()
+    assert background.call(asyncio.sleep(0, result=7)) == 7
+    background.close()
 
 
 def test_state_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Background:
         self.loop.set_exception_handler(_noted)
         self._thread = threading.Thread(target=self._run, name="rpel-peer", daemon=True)
         self._woken = threading.Event()
+        self._resting, self._lock = False, threading.RLock()  # a signal's handler may wake while it is held
         self._waiting: Future[Any] | None = None
         self._thread.start()
 
@@ -72,13 +73,18 @@ class Background:
 
         It raises Woken there.
         """
-        self._woken.set()
-        if (future := self._waiting) is not None:
-            future.cancel()
+        with self._lock:
+            if self._resting:
+                return
+            self._woken.set()
+            if (future := self._waiting) is not None:
+                future.cancel()
 
     def rest(self) -> None:
-        """Take a :meth:`wake` back, so that the loop can be closed in order, or used again."""
-        self._woken.clear()
+        """Take a :meth:`wake` back and heed none any more, so that the loop can be closed in order."""
+        with self._lock:
+            self._resting = True
+            self._woken.clear()
 
     def close(self) -> None:
         """End all that runs over there, then the thread."""

@@ -166,17 +166,6 @@ def test_final_model_file_with_buffers_loads_strictly(tmp_path: Path) -> None:
         assert torch.equal(value, safetensors.torch.load_file(peer.model_path)[name]), name
 
 
-def test_leaving_the_loop_publishes_nothing_for_that_round(tmp_path: Path) -> None:
-    files = a_network(tmp_path, 2)
-    network = a_model()
-    with rpel.Peer(path(files, 0)) as peer:
-        for round in peer.rounds(network):
-            assert round.number == 1
-            break
-    with Store(files.configs[0].state_dir, LAYOUT) as store:
-        assert store.memory().last_round == 0
-
-
 def test_loop_can_be_entered_again_in_the_same_process(tmp_path: Path) -> None:
     files = a_network(tmp_path, 2, rounds=2)
     files.membership = files.membership.replace(pull=1, b_hat=0)
@@ -373,13 +362,6 @@ def test_sigterm_ends_a_peer_in_order(tmp_path: Path, number: signal.Signals, st
     assert "Traceback" not in err
     with Store(files.configs[0].state_dir, Layout.of(model("linear").named_parameters())) as store:
         assert store.memory().checkpoint is not None
-
-
-def test_missing_peer_toml_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(tmp_path / "peer.toml")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"rpel: there is no file {tmp_path / 'peer.toml'}\n"
 
 
 class Heard(logging.Handler):

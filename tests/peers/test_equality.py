@@ -118,6 +118,22 @@ class LeastSquares(Objective):
         raise NotImplementedError
 
 
+def founded(
+    folder: Path, rounds: int, initial: Models, layout: Layout | None = None, **terms: Any
+) -> NetworkFiles:
+    """The files of twelve members that begin with this model, by default one vector x."""
+    terms |= {"period": PERIOD, "byzantine": BYZANTINE, "initial": initial}
+    return found(folder, NODES, rounds=rounds, layout=layout or Layout.of({"x": initial}), **terms)
+
+
+def parts_and_module() -> tuple[list[tuple[Any, Any]], nn.Module]:
+    """Examples of its own for each member, and a small model."""
+    coins = np.random.default_rng(0)
+    inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs], module
+
+
 def by_peers(
     files: NetworkFiles, task: Objective | list[Objective], hyper: Training | None = None, steps: int = 1
 ) -> Models:
@@ -180,9 +196,7 @@ def one_thread() -> Iterator[None]:
 def test_five_rounds_of_mnist_agree_with_the_simulator(tmp_path: Path, one_thread: None) -> None:
     task = built_in("mnist-sample", training(HYPER), NODES, run="consortium")
     layout = Layout.of(task.module.named_parameters())
-    files = found(
-        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=task.initial()
-    )
+    files = founded(tmp_path, 5, task.initial(), layout)
     real, simulated = by_peers(files, task), by_simulator(task, 5)
     assert np.abs(simulated - task.initial()).max() > 1e-3, "nothing was learned"
     assert np.abs(real - simulated).max() <= 1e-6
@@ -193,17 +207,7 @@ def test_rounds_of_a_linear_task_in_float64_agree_with_the_simulator(
     tmp_path: Path, one_thread: None, rounds: int
 ) -> None:
     task = LeastSquares()
-    layout = Layout.of({"x": task.initial()})
-    files = found(
-        tmp_path,
-        NODES,
-        rounds=rounds,
-        period=PERIOD,
-        byzantine=BYZANTINE,
-        layout=layout,
-        initial=task.initial(),
-    )
-    real, simulated = by_peers(files, task), by_simulator(task, rounds)
+    real, simulated = by_peers(founded(tmp_path, rounds, task.initial()), task), by_simulator(task, rounds)
     assert real.dtype == np.float64
     assert np.abs(simulated - 1).max() < 2 < np.abs(task.initial() - 1).max()
     assert np.abs(real - simulated).max() <= 1e-6
@@ -213,11 +217,7 @@ def test_coded_models_are_the_simulators_bit_for_bit(tmp_path: Path, one_thread:
     """Three blocks, the last one short: local steps are each node's own here,
     so that nothing but rounding is left."""
     task, rounds = LeastSquares(d=600), 8
-    layout = Layout.of({"x": task.initial()})
-    files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, layout=layout,
-        initial=task.initial(), wire="int8",
-    )  # fmt: skip
+    files = founded(tmp_path, rounds, task.initial(), wire="int8")
     real, simulated = by_peers(files, task), by_simulator(task, rounds, wire="int8")
     assert not np.array_equal(simulated, by_simulator(task, rounds)), "the code changes nothing"
     assert np.array_equal(real, simulated)
@@ -229,11 +229,8 @@ def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(
     task, rounds = LeastSquares(), 10
     table = {"lr": "cosine(0.05, warmup=3)", "optimizer": "adamw(eps=1e-6)"}
     hyper = training({**HYPER, **table}, rounds=rounds)
-    files = found(
-        tmp_path, NODES, rounds=rounds, period=PERIOD, byzantine=BYZANTINE, initial=task.initial(),
-        layout=Layout.of({"x": task.initial()}), outer="nesterov", outer_lr=0.6, outer_momentum=0.8,
-    )  # fmt: skip
-    real = by_peers(files, task, hyper, steps=3)
+    terms: dict[str, Any] = {"outer": "nesterov", "outer_lr": 0.6, "outer_momentum": 0.8}
+    real = by_peers(founded(tmp_path, rounds, task.initial(), **terms), task, hyper, steps=3)
     outer = {"outer": "nesterov(0.6, momentum=0.8)"}
     simulated = by_simulator(task, rounds, hyper, local_steps=3, **outer)
     without = by_simulator(task, rounds, hyper, local_steps=3)
@@ -242,29 +239,15 @@ def test_adamw_a_falling_rate_and_an_outer_step_agree_with_the_simulator(
 
 
 def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Path, one_thread: None) -> None:
-    coins = np.random.default_rng(0)
-    inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
-    parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    parts, module = parts_and_module()
     task = Task(module, parts, parts[0])
     layout = Layout.of(module.named_parameters())
     initial = np.concatenate([value.detach().numpy().ravel() for value in module.parameters()])
-    files = found(
-        tmp_path, NODES, rounds=4, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial
-    )
+    files = founded(tmp_path, 4, initial, layout)
     by_peers(files, [task.of_member(i, batch_size=4, seed=0) for i in range(NODES)])
     fields = {key: HYPER[key] for key in ("lr", "momentum", "weight_decay")}
-    result = simulate(
-        task=task,
-        nodes=NODES,
-        byzantine=0,
-        pull=PULL,
-        b_hat=B_HAT,
-        rounds=4,
-        batch_size=4,
-        attack="none",
-        **fields,
-    )
+    plan: dict[str, Any] = {"nodes": NODES, "byzantine": 0, "pull": PULL, "b_hat": B_HAT, "rounds": 4}
+    result = simulate(task=task, batch_size=4, attack="none", **plan, **fields)
     for i, config in enumerate(files.configs):
         handed_over, simulated = load_file(config.state_dir / MODEL_FILE), result.state_dict(i)
         assert set(handed_over) == set(simulated)
@@ -278,17 +261,12 @@ def test_task_object_gives_the_same_model_in_simulation_and_network(tmp_path: Pa
 @pytest.mark.full
 def test_members_tasks_agree_with_one_joint_task_in_the_simulator(tmp_path: Path, one_thread: None) -> None:
     """The network's models travel in another order than the task's: values are matched by name."""
-    coins = np.random.default_rng(0)
-    inputs = [coins.normal(size=(10 + node, 3)).astype(np.float32) for node in range(NODES)]
-    parts = [(x, (x.sum(axis=1) > 0).astype(np.int64)) for x in inputs]
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    parts, module = parts_and_module()
     shapes = {name: tuple(value.shape) for name, value in sorted(module.named_parameters())}
     layout = Layout(tuple(shapes), tuple(shapes.values()), np.dtype(np.float32))
     assert list(shapes) != [name for name, _ in module.named_parameters()]
     initial = np.concatenate([module.state_dict()[name].numpy().ravel() for name in shapes])
-    files = found(
-        tmp_path, NODES, rounds=5, period=PERIOD, byzantine=BYZANTINE, layout=layout, initial=initial
-    )
+    files = founded(tmp_path, 5, initial, layout)
     common: dict[str, Any] = {"batch_size": 4, "seed": 7}
     tasks: list[Objective] = [Task(module, part, part).of_member(i, **common) for i, part in enumerate(parts)]
     real = by_peers(files, tasks)

@@ -3,10 +3,8 @@
 import asyncio
 import base64
 import json
-import resource
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from rpel.peer.node.node import Node
 from rpel.peer.ops.drill import HostileMember
 from rpel.peer.state.journal import Audit, RoundLog, check_audit, verify_audit
 from rpel.rules import rule
-from support.commands import rpel
+from support.commands import no_more_than, rpel
 from support.loopback import membership as a_membership
 from support.thread_network import QuadraticLearner, Running, ended, found
 from support.waiting import PATIENCE
@@ -308,17 +306,6 @@ def test_audit_log_of_a_peer_whose_disk_was_full_is_proven_and_shows_the_gap(
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # a gap hides no line that was written
     assert "line 2 does not follow" in rpel(*arguments, capsys=capsys, code=1)[0]
-
-
-@contextmanager
-def no_more_than(size: int) -> Iterator[None]:
-    """As on a full disk: a write beyond this size of a file ends in the middle, and the next one fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_round_log_of_a_peer_whose_disk_was_full_has_whole_lines_only(tmp_path: Path) -> None:

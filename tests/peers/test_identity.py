@@ -4,7 +4,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from rpel import certificates
 from rpel.peer.net import tls
 from support.forged_certificates import NOW, signed
-
-
-@dataclass(frozen=True)
-class Party:
-    """A key and a certificate on disk."""
-
-    key: Path
-    certificate: Path
-
-    @property
-    def pem(self) -> str:
-        return self.certificate.read_text()
-
-    @property
-    def pin(self) -> str:
-        return certificates.fingerprint(ssl.PEM_cert_to_DER_cert(self.pem))
-
-
-def party(folder: Path, name: str, secret: bytes, pem: str) -> Party:
-    made = Party(folder / f"{name}.key", folder / f"{name}.crt")
-    tls.write_key(made.key, secret)
-    made.certificate.write_text(pem)
-    return made
-
-
-def member(folder: Path, name: str, **options: Any) -> Party:
-    return party(folder, name, *certificates.create(name, **options))
+from support.loopback import Credentials, credentials, kept
 
 
 def handshake(
@@ -83,10 +56,12 @@ def refused(outcome: tuple[str | ssl.SSLError, str | ssl.SSLError]) -> bool:
     return all(isinstance(end, ssl.SSLError) or end == "" for end in outcome)
 
 
-def contexts(a: Party, b: Party, members: list[str] | None = None) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def contexts(
+    a: Credentials, b: Credentials, members: list[str] | None = None
+) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """(a serving, b asking a)."""
     return (
-        tls.server_context(a.certificate, a.key, members or [a.pem, b.pem]),
+        tls.server_context(a.certificate, a.key, [a.pem, b.pem]),
         tls.client_context(b.certificate, b.key, a.pem),
     )
 
@@ -95,15 +70,15 @@ def contexts(a: Party, b: Party, members: list[str] | None = None) -> tuple[ssl.
 
 
 def test_two_members_meet_and_see_each_others_pin(tmp_path: Path) -> None:
-    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    a, b = credentials(tmp_path, "a"), credentials(tmp_path, "b")
     server, client = contexts(a, b)
     assert handshake(server, client) == (b.pin, a.pin)
     assert server.num_tickets == 0
 
 
 def test_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
-    a = member(tmp_path, "a")
-    late = member(tmp_path, "late", days=3, now=NOW - timedelta(days=30))
+    a = credentials(tmp_path, "a")
+    late = credentials(tmp_path, "late", days=3, now=NOW - timedelta(days=30))
     raw_client, raw_server = _raw(ssl.PROTOCOL_TLS_CLIENT, late, a), _raw(ssl.PROTOCOL_TLS_SERVER, late, a)
     server = tls.server_context(a.certificate, a.key, [a.pem, late.pem])  # others can start all the same
     asked = handshake(server, raw_client)
@@ -117,7 +92,7 @@ def test_expired_member_is_refused_at_either_end(tmp_path: Path) -> None:
 
 
 def test_tls_1_2_is_refused_at_either_end(tmp_path: Path) -> None:
-    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    a, b = credentials(tmp_path, "a"), credentials(tmp_path, "b")
     server, client = contexts(a, b)
     old_client, old_server = _raw(ssl.PROTOCOL_TLS_CLIENT, b, a), _raw(ssl.PROTOCOL_TLS_SERVER, a, b)
     assert not refused(handshake(server, old_client))  # its fault is the version alone
@@ -128,11 +103,11 @@ def test_tls_1_2_is_refused_at_either_end(tmp_path: Path) -> None:
 
 
 def test_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> None:
-    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    a, b = credentials(tmp_path, "a"), credentials(tmp_path, "b")
     ca_key, secret, ca_pem = signed("evil", ca=True)
-    evil = party(tmp_path, "evil", secret, ca_pem)
+    evil = kept(tmp_path, "evil", secret, ca_pem)
     _, minted_secret, minted_pem = signed("b", issuer=("evil", ca_key))
-    minted = party(tmp_path, "minted", minted_secret, minted_pem)
+    minted = kept(tmp_path, "minted", minted_secret, minted_pem)
     # 1. such a member is not let in at all
     with pytest.raises(ValueError, match=r"'evil'.*CA:TRUE"):
         tls.server_context(a.certificate, a.key, [b.pem, evil.pem])
@@ -146,15 +121,15 @@ def test_member_that_could_sign_cannot_take_anothers_name(tmp_path: Path) -> Non
 
 
 def test_certificate_signed_by_a_member_is_refused(tmp_path: Path) -> None:
-    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    a, b = credentials(tmp_path, "a"), credentials(tmp_path, "b")
     b_key = serialization.load_pem_private_key(b.key.read_bytes(), None)
     _, secret, pem = signed("a", issuer=("b", b_key))
-    minted = party(tmp_path, "minted", secret, pem)
+    minted = kept(tmp_path, "minted", secret, pem)
     server = tls.server_context(a.certificate, a.key, [a.pem, b.pem])
     assert refused(handshake(server, _raw(ssl.PROTOCOL_TLS_CLIENT, minted, a)))
 
 
-def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
+def _raw(protocol: Any, own: Credentials, other: Credentials) -> ssl.SSLContext:
     """A context as an attacker, who need not keep our rules, would make it."""
     context = ssl.SSLContext(protocol)
     context.check_hostname = False
@@ -169,7 +144,7 @@ def _raw(protocol: Any, own: Party, other: Party) -> ssl.SSLContext:
 
 def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
     before = datetime.now(UTC)
-    a = member(tmp_path, "clinic-3", days=10)
+    a = credentials(tmp_path, "clinic-3", days=10)
     found = certificates.check_certificate(a.pem)
     assert found.name == "clinic-3"
     assert found.fingerprint == a.pin
@@ -186,7 +161,7 @@ def test_new_identity_is_what_the_network_asks_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
 def test_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
-    a = member(tmp_path, "a")
+    a = credentials(tmp_path, "a")
     a.key.chmod(mode)
     with pytest.raises(ValueError, match=f"mode {mode:04o}.*chmod 600"):
         tls.server_context(a.certificate, a.key, [a.pem])
@@ -195,7 +170,7 @@ def test_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None
 
 
 def test_peer_without_key_or_certificate_does_not_start(tmp_path: Path) -> None:
-    a, b = member(tmp_path, "a"), member(tmp_path, "b")
+    a, b = credentials(tmp_path, "a"), credentials(tmp_path, "b")
     with pytest.raises(ValueError, match=r"no key .*/none"):
         tls.server_context(a.certificate, tmp_path / "none", [a.pem])
     with pytest.raises(ValueError, match="no certificate"):

@@ -26,13 +26,21 @@ from rpel.peer.ops.create import NewNetwork, new, stall_proof
 from rpel.peer.ops.join import join, usual_listen
 from rpel.peer.state.models import load
 from rpel.record import parse_pairs
-from support.commands import rpel
+from support.commands import Printed, rpel
 
 EPOCH = 4e9
 
 
 def found(folder: Path, nodes: int = 12, byzantine: int = 2, **options: Any) -> NewNetwork:
     return new(stall_proof(nodes, byzantine, rounds=200), epoch=EPOCH, out=folder, **options)
+
+
+def network_new(
+    capsys: pytest.CaptureFixture[str], out: Path, *more: str, peers: int = 12, code: int = 0
+) -> Printed:
+    """The command for two hostile peers of twelve and 30 rounds, unless more says otherwise."""
+    size = ("--peers", str(peers), "--byzantine", "2", "--rounds", "30")
+    return rpel("network", "new", *size, "--out", str(out), *more, capsys=capsys, code=code)
 
 
 # --- network new --------------------------------------------------------------------------------------------
@@ -75,17 +83,8 @@ def test_network_new_prints_plan_probability_and_tolerance(
     ):
         assert part in text
     facts = json.loads(rpel(*base, "--json", "--out", str(tmp_path / "b"), capsys=capsys).out)
-    expected = {
-        "peers": 12,
-        "byzantine": 2,
-        "rounds": 200,
-        "pull": 9,
-        "b_hat": 2,
-        "no_shows": 2,
-        "parameters": 176_050,
-    }
-    assert facts.items() >= expected.items()
-    assert facts["messages_per_round"] == 108
+    expected = {"peers": 12, "byzantine": 2, "rounds": 200, "pull": 9, "b_hat": 2, "no_shows": 2}
+    assert facts.items() >= (expected | {"parameters": 176_050, "messages_per_round": 108}).items()
     assert 1 <= facts["bytes_per_round"] / (108 * 4 * 176_050) <= 1.01
     assert facts["deadline"] == 0.6 * facts["period"] == 36
     assert facts["epoch"] % 3600 == 0
@@ -110,27 +109,19 @@ def test_members_file_and_initial_model_agree(tmp_path: Path) -> None:
 
 def test_hyperparameters_given_take_effect_and_others_keep_their_values(tmp_path: Path) -> None:
     given = parse_pairs(["lr=.1,batch_size=10", '{"model": "mlp"}'], "hyperparameters", "lr=0.1")
-    result = found(tmp_path, hyperparameters=given)
-    table = Membership.load(tmp_path / "members.toml", draft=True).hyperparameters
-    assert (table["lr"], table["batch_size"], table["model"], table["momentum"]) == (0.1, 10, "mlp", 0.9)
-    assert result.layout.d == models.parameter_count(models.model("mlp"))
-
-
-def test_schedule_survives_the_file(tmp_path: Path) -> None:
-    found(tmp_path, hyperparameters={"lr": [[500, 0.5], [1000, 0.1]]})
-    assert (
-        Membership.load(tmp_path / "members.toml", draft=True).hyperparameters["lr"]
-        == "steps(500:0.5, 1000:0.1)"
-    )
+    for table, lr in ((given, 0.1), (given | {"lr": [[500, 0.5], [1000, 0.1]]}, "steps(500:0.5, 1000:0.1)")):
+        result = found(tmp_path / str(lr), hyperparameters=table)
+        kept = Membership.load(result.members, draft=True).hyperparameters
+        assert (kept["lr"], kept["batch_size"], kept["model"], kept["momentum"]) == (lr, 10, "mlp", 0.9)
+        assert result.layout.d == models.parameter_count(models.model("mlp"))
 
 
 def test_optimiser_rate_by_name_and_outer_step_are_in_the_file_that_all_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ["network", "new", "--peers", "12", "--byzantine", "2", "--rounds", "20", "--local-steps", "5"]
     table = {"optimizer": "adamw(eps=1e-06)", "lr": "cosine(0.01, warmup=5)"}
-    local = ["--hyperparameters", json.dumps(table), "--outer", "nesterov(0.5)", "--out", str(tmp_path)]
-    rpel(*base, *local, capsys=capsys)
+    local = ["--local-steps", "5", "--hyperparameters", json.dumps(table), "--outer", "nesterov(0.5)"]
+    network_new(capsys, tmp_path, *local)
     m = Membership.load(tmp_path / "members.toml", draft=True)
     assert (m.outer, m.outer_lr, m.outer_momentum) == ("nesterov", 0.5, 0.9)
     assert table.items() <= m.hyperparameters.items()
@@ -150,22 +141,10 @@ def test_network_for_user_training_loops_needs_no_task(
 ) -> None:
     model = tmp_path / "mine.safetensors"
     safetensors.numpy.save_file({"w": np.arange(6.0).reshape(2, 3)}, model)
-    plan = (
-        "network",
-        "new",
-        "--peers",
-        "4",
-        "--byzantine",
-        "1",
-        "--rounds",
-        "9",
-        "--out",
-        str(tmp_path / "net"),
-    )
-    printed = rpel(*plan, "--task", "none", "--model", str(model), capsys=capsys)
+    printed = network_new(capsys, tmp_path / "net", "--task", "none", "--model", str(model))
     assert 'your loop, with rpel.Peer("peer.toml")' in printed.out
     assert "--task" not in printed.out
-    assert "needs --model" in rpel(*plan, "--task", "none", code=2, capsys=capsys).err
+    assert "needs --model" in network_new(capsys, tmp_path / "net", "--task", "none", code=2).err
 
 
 def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> None:
@@ -185,27 +164,19 @@ def test_built_in_task_takes_a_trained_model_in_any_order(tmp_path: Path) -> Non
         )
 
 
-def test_default_no_shows_are_lowered_with_a_notice_where_too_many(
+def test_fewer_no_shows_and_a_weak_catch_up_are_said_where_peers_are_few(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = ("network", "new", "--peers", "8", "--byzantine", "2", "--rounds", "30", "--json")
-    printed = rpel(*base, "--out", str(tmp_path / "a"), capsys=capsys)
+    printed = network_new(capsys, tmp_path / "a", "--json", peers=8)
     assert json.loads(printed.out)["no_shows"] == 1
     assert "--no-shows is 1 instead of the usual 2" in printed.err
-    printed = rpel(*base, "--no-shows", "2", "--out", str(tmp_path / "b"), code=2, capsys=capsys)
+    assert not json.loads(printed.out)["strong_catch_up"]
+    assert "cannot each pull 3 b_hat + 1 + 1 others" in printed.err
+    printed = network_new(capsys, tmp_path / "b", "--no-shows", "2", peers=8, code=2)
     assert "no_shows 2 does not fit 8 peers with 2 hostile: the most is 1" in printed.err
     assert not (tmp_path / "b").exists()
-    assert "--no-shows" not in rpel(*base, "--no-shows", "1", "--out", str(tmp_path / "c"), capsys=capsys).err
-
-
-def test_plan_that_cannot_promise_a_strong_catch_up_is_warned_about(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = ("network", "new", "--byzantine", "2", "--rounds", "30", "--json")
-    weak = rpel(*base, "--peers", "8", "--out", str(tmp_path / "a"), capsys=capsys)
-    assert not json.loads(weak.out)["strong_catch_up"]
-    assert "cannot each pull 3 b_hat + 1 + 1 others" in weak.err
-    strong = rpel(*base, "--peers", "12", "--out", str(tmp_path / "b"), capsys=capsys)
+    assert "--no-shows" not in network_new(capsys, tmp_path / "c", "--no-shows", "1", peers=8).err
+    strong = network_new(capsys, tmp_path / "d", "--json")
     assert json.loads(strong.out)["strong_catch_up"]
     assert strong.err == ""
 
@@ -255,19 +226,7 @@ def test_network_new_overwrites_nothing(tmp_path: Path) -> None:
 def test_bad_network_new_options_are_refused_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
-    base = [
-        "network",
-        "new",
-        "--peers",
-        "12",
-        "--byzantine",
-        "2",
-        "--rounds",
-        "20",
-        "--out",
-        str(tmp_path / "net"),
-    ]
-    printed = rpel(*base, *options, code=2, capsys=capsys)
+    printed = network_new(capsys, tmp_path / "net", *options, code=2)
     assert words in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
@@ -301,18 +260,12 @@ def test_peer_init_writes_the_key_and_prints_the_entry(
     assert own.listen == "0.0.0.0:7443"
 
 
-def test_peer_init_json_has_the_entry_and_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = rpel(
-        "peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json", capsys=capsys
-    )
+def test_peer_init_never_overwrites_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path), "--json")
+    printed = rpel(*arguments, capsys=capsys)
     facts = json.loads(printed.out)
     assert tomllib.loads(facts["entry"])["member"][0]["fingerprint"] == facts["fingerprint"]
     assert "PRIVATE" not in printed.out + printed.err
-
-
-def test_peer_init_never_overwrites_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("peer", "init", "--id", "a", "--url", "https://h:1", "--dir", str(tmp_path))
-    rpel(*arguments, capsys=capsys)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert "peer.key exists already" in rpel(*arguments, code=2, capsys=capsys).err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -7,14 +7,12 @@ for six numbers.
 
 import json
 import logging
-import os
 import resource
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import HTTPError
@@ -244,79 +242,6 @@ def test_peer_raises_the_descriptor_limit_or_says_why_not(soft: int, hard: int, 
     assert made.stdout.split() == [str(min(NEEDED, hard)), str(may)]
     short = f"this process may open 600 files, but 12 members may take {NEEDED}: raise its limit"
     assert (short in made.stderr) == (hard < NEEDED)
-
-
-IDLING = """
-import resource, select, socket, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-ports = [int(port) for port in sys.argv[1:]]
-held = [[] for _ in ports]
-opened = 0
-while not select.select([sys.stdin], [], [], 0.001)[0]:
-    for port, mine in zip(ports, held):
-        one = socket.socket()
-        one.setblocking(False)
-        one.connect_ex(("127.0.0.1", port))
-        mine.append(one)
-        opened += 1
-        if len(mine) > 450:
-            mine.pop(0).close()
-print(opened)
-"""
-
-
-@contextmanager
-def idling(*ports: int) -> Iterator[list[int]]:
-    """A process that opens connections to these ports, on and on, says nothing on them,
-    and holds 450 of each."""
-    opened: list[int] = []
-    command = [sys.executable, "-c", IDLING, *map(str, ports)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield opened
-        finally:
-            opened.append(int(process.communicate("stop")[0]))
-
-
-@contextmanager
-def few_descriptors(soft: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_idle_connections_to_both_ports_cost_a_peer_no_round_and_no_descriptors(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The process begins with fewer descriptors than the strangers would take; what it may open,
-    it reserves."""
-    files = found(tmp_path, 3, rounds=4, period=PERIOD, soon=3.0)
-    running = peers(files)
-    most: list[int] = []
-
-    def visit(peer: Running, _: Round) -> bool:
-        most.append(peer.node.pages.connections)
-        return False
-
-    used = len(os.listdir("/proc/self/fd"))
-    with few_descriptors(used + 200), ended(running), caplog.at_level("INFO"):
-        for peer in running[1:]:
-            peer.start()
-        running[0].start(visit).entered.wait(PATIENCE)
-        ports = running[0].node.pages.address[1], running[0].node.server.addresses[0][1]
-        with idling(*ports) as opened:
-            for peer in running:
-                peer.join()
-        assert running[0].node._client is not None
-        assert not running[0].node._client.exhausted
-    assert opened[0] > 900
-    # as many as stay, those that were accepted in this turn, and those on their way out
-    assert max(most) <= 3 * 16
-    assert [peer.node.summary()["outcomes"]["aggregated"] for peer in running] == [4, 4, 4]
-    assert len(caplog.records) < 200
 
 
 def test_peer_recovers_from_exhausted_descriptors(tmp_path: Path) -> None:

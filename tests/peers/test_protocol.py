@@ -153,14 +153,16 @@ def test_isolated_peer_freezes_and_catches_up() -> None:
 
 
 def test_peer_that_missed_rounds_catches_up_and_serves_nothing_meanwhile() -> None:
-    net = VirtualNetwork(1, rounds=12)
+    net = VirtualNetwork(1, rounds=14)
     net.at(4 * PERIOD + 8, lambda: net.peers[0].crash(4.3 * PERIOD))
+    net.run(until=11 * PERIOD)
+    assert net.peers[0].disk.records[11][0].half is None
     net.run()
     back = [r for r in net.peers[0].reports if r.round > 5]
     assert back[0].round == 11
     assert back[0].outcome == "caught_up"
-    assert net.peers[0].disk.records[11][0].half is None
     assert {r.outcome for r in back[1:]} == {"aggregated"}
+    assert net.peers[0].steps[-3:] == [(12, True), (13, False), (14, False)], "it forgets its momentum once"
 
 
 # --- 3: silence, slowness, racing ---------------------------------------------------------------------------
@@ -531,15 +533,6 @@ def test_two_live_peers_with_one_key_both_stop() -> None:
         assert net.peers[0].stops > 0
         assert net.twins[0].stops > 0
         assert {proof.fingerprint for peer in net.peers[1:] for proof in peer.proofs} == {"0"}
-
-
-def test_after_catching_up_the_momentum_is_forgotten() -> None:
-    net = VirtualNetwork(1, rounds=14)
-    net.at(4 * PERIOD + 8, lambda: net.peers[0].crash(4.3 * PERIOD))
-    net.run()
-    caught = next(r.round for r in net.peers[0].reports if r.outcome == "caught_up")
-    assert dict(net.peers[0].steps)[caught + 1] is True
-    assert dict(net.peers[0].steps)[caught + 2] is False
 
 
 @pytest.mark.parametrize(("missed", "steps"), [(0, True), (1, False), (2, False)])

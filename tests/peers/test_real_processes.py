@@ -17,9 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from rpel import certificates
-from rpel.peer.config import membership
-from rpel.peer.net import tls
 from support.observer import Observer
 from support.paths import TESTS
 from support.process_faults import POINTS
@@ -161,25 +158,6 @@ def test_full_disk_serves_and_loses_nothing_and_the_peer_resumes(tmp_path: Path,
 
 
 @pytest.mark.full
-def test_truncated_checkpoint_falls_back_to_the_previous_one(tmp_path: Path) -> None:
-    with ProcessNetwork(tmp_path) as net:
-        peer = net.members[0]
-        net.start()
-        net.wait_aggregated(times=3)
-        net.kill(peer)
-        rounds = sorted(
-            int(path.stem.partition("-")[2]) for path in (peer.folder / "state").glob("checkpoint-*.json")
-        )
-        newest = peer.folder / "state" / f"checkpoint-{rounds[-1]}.safetensors"
-        os.truncate(newest, newest.stat().st_size // 2)
-        net.start(peer)
-        net.wait_aggregated(peer, times=2)
-        check_invariants(net)
-    assert len(rounds) == 2
-    assert f"the checkpoint of round {rounds[-1]} is damaged, the one before it is used" in peer.errors
-
-
-@pytest.mark.full
 def test_setting_the_wall_clock_by_an_hour_repeats_no_round_and_skips_none(tmp_path: Path) -> None:
     with ProcessNetwork(tmp_path) as net:
         forward, back = net.members[:2]
@@ -212,63 +190,3 @@ def _seconds(stamp: str) -> float:
 
 
 # --- 10: a new membership -----------------------------------------------------------------------------------
-
-
-def announce(net: ProcessNetwork, coming: membership.Membership, *members: Member) -> None:
-    """Put the coming membership where these members look for it."""
-    for member in members:
-        path = member.folder / "members.next.toml"
-        coming.save(path)
-
-
-def rotated(net: ProcessNetwork, member: Member, from_round: int) -> membership.Membership:
-    """The membership with a new key for one member, whose files are laid beside the old ones."""
-    secret, pem = certificates.create(member.id)
-    tls.write_key(member.folder / "peer.next.key", secret)
-    (member.folder / "peer.next.crt").write_text(pem)
-    entries = list(net.membership.members)
-    entries[member.number] = membership.Member.of(member.id, entries[member.number].url, pem)
-    return net.membership.replace(from_round=from_round, members=tuple(entries))
-
-
-def exchanged(members: list[Member], other: Member, after: dict[str, int]) -> set[str]:
-    """What came of pulls between these members and the other, in rounds after those given."""
-    out = {
-        line["results"].get(other.id, "") for m in members for line in m.lines if line["round"] > after[m.id]
-    }
-    back = {
-        result
-        for line in other.lines
-        if line["round"] > after[other.id]
-        for result in line["results"].values()
-    }
-    return (out | back) - {""}
-
-
-@pytest.mark.full
-def test_rotated_key_takes_effect_during_training(
-    tmp_path: Path,
-) -> None:
-    with ProcessNetwork(tmp_path) as net:
-        turning, behind = net.members[0], net.members[5]
-        others = [member for member in net.members if member is not behind]
-        net.start()
-        net.wait_aggregated(times=2)
-        start = max(member.last for member in net.members) + 3
-        coming = rotated(net, turning, start)
-        announce(net, coming, *others)
-        net.wait(lambda: all("is in force" in member.errors for member in others), "the new membership")
-        net.wait_round(start, *others)
-        after = {member.id: member.last for member in net.members}
-        net.wait_aggregated(*others, times=3)
-        net.wait_round(after[behind.id] + 2, behind)
-        assert "refused" in exchanged(others, behind, after)
-        assert "ok" not in exchanged(others, behind, after)
-        assert "membership" in behind.errors.lower(), "it was not told"
-
-        announce(net, coming, behind)  # late is better than never
-        net.wait_aggregated(times=2)
-        net.kill(turning)
-        net.start(turning)
-        net.wait_aggregated(times=2)
-        check_invariants(net)

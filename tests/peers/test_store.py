@@ -5,9 +5,7 @@ import errno
 import logging
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -26,6 +24,7 @@ from rpel.peer.core.protocol import Checkpoint, LentRow, Record
 from rpel.peer.core.wire import Layout
 from rpel.peer.state import store as store_module
 from rpel.peer.state.store import Store, rounds_kept
+from support.commands import no_more_than
 from support.virtual_network import Disk
 
 LAYOUT = Layout(("w", "b"), ((5, 3), (5,)), np.dtype("float32"))
@@ -285,52 +284,23 @@ def test_kill_anywhere_leaves_one_version_of_every_round(tmp_path: Path) -> None
 # --- a disk that is full ------------------------------------------------------------------------------------
 
 
-def check_refused(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing can be written to this folder of rounds 1 and 2 any more: what was there must stand."""
+def test_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(tmp_path, range(1, 3))
     large = Layout(("w",), ((1_000_000,),), np.dtype("float32"))
-    with Store(path, large) as store, caplog.at_level(logging.ERROR, "rpel"):
+    with no_more_than(1 << 20), Store(tmp_path, large) as store, caplog.at_level(logging.ERROR, "rpel"):
         assert not store.persist(Record(3, (1,), model(3, large)))
         assert not store.save(Checkpoint(3, model(3, large)))
         assert not store.persist(Record(4, (1,), model(4, large)))
         assert store.open_body(3) is None
     assert sum(r.levelno == logging.ERROR for r in caplog.records) == 1
-    with Store(path, LAYOUT) as store:
+    with Store(tmp_path, LAYOUT) as store:
         memory = store.memory()
         assert (memory.last_round, memory.published) == (2, (1, 2))
         assert served(store, 2) == wire(2)
         assert memory.checkpoint is not None
         np.testing.assert_array_equal(memory.checkpoint.x, model(102))
         assert store.persist(record(3))
-    assert not list(path.glob(".*"))
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting needs root")
-    yield path
-    subprocess.run(["umount", path], check=True)
-
-
-def test_full_disk_leaves_what_was_there(tiny_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fill(tiny_disk / "state", range(1, 3))
-    check_refused(tiny_disk / "state", caplog)
-
-
-def test_limit_on_file_sizes_leaves_what_was_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fill(tmp_path, range(1, 3))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    try:
-        check_refused(tmp_path, caplog)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+    assert not list(tmp_path.glob(".*"))
 
 
 # --- one process --------------------------------------------------------------------------------------------

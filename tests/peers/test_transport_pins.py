@@ -15,16 +15,8 @@ from rpel.peer.net.http import Request
 from rpel.peer.net.limits import Ticket
 from rpel.peer.net.server import MemberLine, Server
 from support.forged_certificates import signed
-from support.loopback import SMALL, Credentials, Loopback, loopback, membership, model
+from support.loopback import SMALL, Loopback, kept, loopback, membership, model
 from support.waiting import until
-
-
-def party(folder: Path, name: str, secret: bytes, pem: str) -> Credentials:
-    folder.mkdir(exist_ok=True)
-    files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    tls.write_key(files.key, secret)
-    files.certificate.write_text(pem)
-    return files
 
 
 class Minting:
@@ -33,9 +25,9 @@ class Minting:
 
     def __init__(self, folder: Path, net: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         key, secret, pem = signed("peer-2", ca=True)
-        self.own = party(folder / "ca", "peer-2", secret, pem)
+        self.own = kept(folder / "ca", "peer-2", secret, pem)
         _, secret, pem = signed("peer-0", issuer=("peer-2", key))
-        self.minted = party(folder / "minted", "peer-0", secret, pem)
+        self.minted = kept(folder / "minted", "peer-0", secret, pem)
         # let past the reader, who would refuse both
         monkeypatch.setattr(tls, "read_certificate", _lenient)
         monkeypatch.setattr(tls, "check_certificate", _lenient)

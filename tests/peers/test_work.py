@@ -39,6 +39,14 @@ def train(network: nn.Module, optimiser: torch.optim.Optimizer, seed: int) -> No
     optimiser.step()
 
 
+def half_step(learner: TaskLearner, t: int, x: Models, fresh: bool = False) -> Models:
+    """A member's half-step from x."""
+    out = np.empty_like(x)
+    learner.load(t, x, fresh=fresh)
+    learner.half(out, np.empty_like(out))
+    return out
+
+
 def run_loop(
     learner: TorchLearner, network: nn.Module, optimiser: torch.optim.Optimizer, x: Models, seed: int
 ) -> Models:
@@ -100,17 +108,6 @@ def test_fresh_forgets_the_momentum_and_keeps_the_settings() -> None:
     assert optimiser.param_groups[0]["lr"] == 0.1
 
 
-def test_half_step_may_overwrite_its_model() -> None:
-    network = a_network()
-    optimiser = LocalMomentum(network.parameters(), lr=0.1)
-    learner = TorchLearner(network, {}, Layout.of(network.named_parameters()))
-    row = flatten(network).numpy()
-    learner.load(1, row, fresh=False)
-    train(network, optimiser, 1)
-    learner.half(row, np.empty_like(row))
-    assert np.array_equal(row, flatten(network).numpy())
-
-
 def test_model_that_is_not_the_networks_is_refused_by_name() -> None:
     network = a_network()
     shapes = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
@@ -144,9 +141,7 @@ def test_tasks_frozen_parameters_do_not_travel_but_lie_in_its_model_file() -> No
     learner = TaskLearner(task.of_member(0, batch_size=4, seed=0), 0, training({"weight_decay": 0.1}))
     assert list(task.layout) == ["1.weight", "1.bias", "2.weight", "2.bias"]
     start = flatten(network).numpy()
-    out = start.copy()
-    learner.load(1, start, fresh=False)
-    learner.half(out, np.empty_like(out))
+    out = half_step(learner, 1, start)
     assert not np.array_equal(out, start)
     file = {**split(Layout.of(models.trained(network).items()), out), **learner.buffers()}
     a_network().load_state_dict({name: torch.tensor(value) for name, value in file.items()}, strict=True)
@@ -176,15 +171,12 @@ def test_task_learner_takes_the_steps_of_algorithm_1() -> None:
     task = built_in("mnist-sample", SAMPLE, nodes=3, run="r")
     learner = TaskLearner(task, 1, SAMPLE, local_steps=2)
     x = task.initial()
-    half = np.empty_like(x)
     local = MomentumSGD(task, lambda t: 0.5, beta=0.9, decay=1e-4, steps=2)
     (at, state), node = local.init(), np.array([1])
     for t in (1, 2):
-        learner.load(t, x, fresh=False)
-        learner.half(half, np.empty_like(half))
+        x = half_step(learner, t, x)
         at, state = local(at, state, node, t)
-        assert np.array_equal(half, at[0])
-        x = half.copy()
+        assert np.array_equal(x, at[0])
 
 
 def test_statistics_of_batch_normalisation_stay_from_round_to_round() -> None:
@@ -224,24 +216,16 @@ def test_restored_task_continues_bit_by_bit_even_in_place(hyper: Training) -> No
 
     again = TaskLearner(task, 2, hyper)
     again.restore(kept)
-    again.load(2, x, fresh=False)
-    out = np.empty_like(x)
-    again.half(out, np.empty_like(out))
-    assert np.array_equal(out, row)
+    assert np.array_equal(half_step(again, 2, x), row)
 
 
 @pytest.mark.parametrize("hyper", [SAMPLE, ADAMW], ids=["momentum", "adamw"])
 def test_fresh_zeroes_a_tasks_momentum_or_moments(hyper: Training) -> None:
     task = built_in("mnist-sample", hyper, nodes=3, run="r")
     used, new = TaskLearner(task, 0, hyper), TaskLearner(task, 0, hyper)
-    x, first, second = task.initial(), np.empty(task.d, np.float32), np.empty(task.d, np.float32)
-    used.load(1, x, fresh=False)
-    used.half(first, np.empty_like(first))
-    used.load(2, x, fresh=True)
-    used.half(first, np.empty_like(first))
-    new.load(2, x, fresh=False)
-    new.half(second, np.empty_like(second))
-    assert np.array_equal(first, second)
+    x = task.initial()
+    half_step(used, 1, x)
+    assert np.array_equal(half_step(used, 2, x, fresh=True), half_step(new, 2, x))
 
 
 def test_moments_of_another_optimiser_are_not_restored() -> None:
@@ -383,76 +367,60 @@ number = 3
 """
 
 
-@pytest.mark.parametrize("attribute", ["QuadraticLearner", "make", "ready"])
-def test_users_task_is_an_object_a_class_or_a_function(
-    attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bowls.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def bowls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's module in the current folder."""
+    home = tmp_path / "here"
+    home.mkdir()
+    monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
-    layout = Layout(("w",), ((3,),), np.dtype("float64"))
-    table = {"lr": 0.5, "momentum": 0.0, "weight_decay": 0, "pull": 10.0}
-    learner = task_learner(
-        f"bowls:{attribute}", index=2, nodes=4, run="r", hyperparameters=table, local_steps=1, layout=layout
+    (home / "bowls.py").write_text(OWN)
+    return home / "bowls.py"
+
+
+def bowl(task: str, d: int = 3, lr: float = 0.5, folder: Path = Path()) -> TaskLearner:
+    """The learner of member 2, for models of one vector w."""
+    table = {"lr": lr, "momentum": 0.0, "weight_decay": 0, "pull": 10.0}
+    layout = Layout(("w",), ((d,),), np.dtype("float64"))
+    return task_learner(
+        task, index=2, nodes=4, run="r", hyperparameters=table, local_steps=1, layout=layout, folder=folder
     )
-    out = np.empty(3)
-    learner.load(1, np.zeros(3), fresh=False)
-    learner.half(out, np.empty_like(out))
+
+
+@pytest.mark.parametrize("attribute", ["QuadraticLearner", "make", "ready"])
+@pytest.mark.usefixtures("bowls")
+def test_users_task_is_an_object_a_class_or_a_function(attribute: str) -> None:
+    learner = bowl(f"bowls:{attribute}")
+    out = half_step(learner, 1, np.zeros(3))
     assert out.tolist() == [10.0, 10.0, 10.0]
     assert learner.measure(out, 1, last=True).accuracy == 0.25
 
 
-def test_incomplete_user_task_names_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bowls.py").write_text(OWN + "\ndef empty():\n    return 3\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "bowls", raising=False)
-    layout = Layout(("w",), ((3,),), np.dtype("float64"))
+def test_incomplete_user_task_names_what_it_lacks(bowls: Path) -> None:
+    bowls.write_text(OWN + "\ndef empty():\n    return 3\n")
     for name, words in {
         "bowls:nothing": "module bowls has no 'nothing'",
         "bowl:ready": "cannot be imported",
         "bowls:empty": "is a int: give an rpel.tasks.Task",
     }.items():
         with pytest.raises(ValueError, match=words):
-            task_learner(name, index=0, nodes=4, run="r", hyperparameters={}, local_steps=1, layout=layout)
+            bowl(name)
     with pytest.raises(ValueError, match=r"w \(3,\).* w \(4,\)"):
-        task_learner(
-            "bowls:ready",
-            index=0,
-            nodes=4,
-            run="r",
-            hyperparameters={},
-            local_steps=1,
-            layout=Layout(("w",), ((4,),), np.dtype("float64")),
-        )
+        bowl("bowls:ready", d=4)
 
 
-def test_task_is_looked_for_beside_peer_toml_before_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, pull in {"here": 1.0, "beside": 10.0}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "bowls.py").write_text(OWN.replace('"pull": 10.0', f'"pull": {pull}'))
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "bowls", raising=False)
-    (tmp_path / "beside" / "peer.toml").write_text('id = "a"\ntask = "bowls:ready"\n')
+def test_task_is_looked_for_beside_peer_toml_before_the_current_folder(bowls: Path) -> None:
+    beside = bowls.parents[1] / "beside"
+    beside.mkdir()
+    (beside / "bowls.py").write_text(OWN)
+    bowls.write_text(OWN.replace('"pull": 10.0', '"pull": 1.0'))
+    (beside / "peer.toml").write_text('id = "a"\ntask = "bowls:ready"\n')
     config = Config.load("../beside/peer.toml")
-    learner = task_learner(
-        config.task, index=2, nodes=4, run="r",
-        hyperparameters={"lr": 1.0, "momentum": 0.0, "weight_decay": 0}, local_steps=1,
-        layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=config.task_dir,
-    )  # fmt: skip
-    out = np.empty(3)
-    learner.load(1, np.zeros(3), fresh=False)
-    learner.half(out, np.empty_like(out))
-    assert out.tolist() == [20.0, 20.0, 20.0]
+    learner = bowl(config.task, lr=1.0, folder=config.task_dir)
+    assert half_step(learner, 1, np.zeros(3)).tolist() == [20.0, 20.0, 20.0]
     with pytest.raises(ValueError, match=r"beside/bowls\.py"):
-        task_learner(
-            config.task, index=2, nodes=4, run="r", hyperparameters={}, local_steps=1,
-            layout=Layout(("w",), ((3,),), np.dtype("float64")), folder=tmp_path / "here",
-        )  # fmt: skip
+        bowl(config.task, folder=bowls.parent)
 
 
 def test_buffers_are_those_of_a_state_dict_whatever_kind_of_number_they_are() -> None:

@@ -1,8 +1,11 @@
-"""The command line in this process, what a command must not load, and processes that it must not leave."""
+"""The command line in this process, what a command must not load or leave running, and a full disk."""
 
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,3 +53,14 @@ def left_running(folder: Path) -> list[str]:
         if str(folder) in text and entry.parent.name != str(os.getpid()):
             found.append(text)
     return found
+
+
+@contextmanager
+def no_more_than(size: int) -> Iterator[None]:
+    """As on a full disk: a write beyond this size of a file ends in the middle, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

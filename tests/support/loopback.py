@@ -23,6 +23,7 @@ from rpel.peer.net.intake import Turns
 from rpel.peer.net.limits import Limits
 from rpel.peer.net.server import Server
 from rpel.peer.net.snapshot import Snapshot
+from rpel.peer.ops.create import draft, stall_proof
 from rpel.peer.state.store import Body
 from rpel.types import Models
 from support.waiting import PATIENCE
@@ -46,39 +47,30 @@ class Credentials:
     certificate: Path
     pem: str
 
+    @property
+    def pin(self) -> str:
+        return certificates.fingerprint(ssl.PEM_cert_to_DER_cert(self.pem))
 
-def credentials(folder: Path, name: str, days: int = 30) -> Credentials:
-    secret, pem = certificates.create(name, days=days)
-    actual = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
-    tls.write_key(actual.key, secret)
-    actual.certificate.write_text(pem)
-    return actual
+
+def kept(folder: Path, name: str, secret: bytes, pem: str) -> Credentials:
+    """This key and certificate as files."""
+    files = Credentials(folder / f"{name}.key", folder / f"{name}.pem", pem)
+    tls.write_key(files.key, secret)
+    files.certificate.write_text(pem)
+    return files
+
+
+def credentials(folder: Path, name: str, **options: Any) -> Credentials:
+    """A new key and its certificate as files."""
+    return kept(folder, name, *certificates.create(name, **options))
 
 
 def membership(members: Iterable[Member]) -> Membership:
     listed = tuple(members)
-    return Membership(
-        run="loopback",
-        epoch=1.0e9,
-        period=10.0,
-        deadline=8.0,
-        nodes=max(2, len(listed)),
-        byzantine=0,
-        pull=1,
-        b_hat=0,
-        confidence=0.99,
-        rounds=10,
-        rule="nnm+trimmed_mean",
-        local_steps=1,
-        hyperparameters_sha256="0" * 64,
-        model_header_sha256="0" * 64,
-        init_sha256="0" * 64,
-        from_round=1,
-        allow_private=True,
-        linger=0.0,
-        hyperparameters={},
-        members=listed,
-    )
+    plan = stall_proof(max(2, len(listed)), byzantine=0, rounds=10, no_shows=0)
+    hashes: dict[str, Any] = dict.fromkeys(("model_header_sha256", "init_sha256"), "0" * 64)
+    times: dict[str, Any] = {"epoch": 1.0e9, "period": 10.0, "deadline": 8.0, "linger": 0.0}
+    return draft(plan, run="loopback", allow_private=True, **times, **hashes).replace(members=listed)
 
 
 @dataclass

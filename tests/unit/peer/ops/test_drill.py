@@ -2,9 +2,7 @@
 and they go on."""
 
 import asyncio
-import json
 import re
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,14 +14,12 @@ import pytest
 from rpel import attack, rule
 from rpel.peer.core import wire
 from rpel.peer.core.evidence import of_member, sign
-from rpel.peer.core.protocol import make_ready
 from rpel.peer.net.tls import read_key
-from rpel.peer.node.node import Node
-from rpel.peer.ops.drill import MISBEHAVIOURS, HostileMember, Strike, drill
+from rpel.peer.ops.drill import HostileMember, drill
 from rpel.types import Models
 from support.loopback import Ends, MemoryStore, model
-from support.thread_network import LAYOUT, NetworkFiles, QuadraticLearner, Running, ended, found
-from support.waiting import PATIENCE, until
+from support.thread_network import LAYOUT, NetworkFiles, found
+from support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -140,62 +136,7 @@ def test_attack_on_the_honest_change_takes_the_half_steps_of_the_round_before(tm
     assert (fell > first[1:].max(axis=0) - 0.5).all()
 
 
-def test_every_misbehaviour_is_drilled_here() -> None:
-    assert set(MISBEHAVIOURS) == {
-        "silence", "slow", "old_round", "wrong_size", "nan", "garbage", "equivocate", "flood",
-    }  # fmt: skip
-
-
 # --- against whole peers ------------------------------------------------------------------------------------
-
-
-class Drilling:
-    """A hostile member in a thread of its own."""
-
-    def __init__(self, net: NetworkFiles, number: int, name: str, ally: int) -> None:
-        self.deeds: list[Strike] = []
-        member = HostileMember(net.configs[number], name, [f"peer-{ally}"], self.deeds.append)
-        self.thread = threading.Thread(target=lambda: asyncio.run(member.run()), daemon=True)
-        self.thread.start()
-
-
-def test_honest_rounds_aggregate_beside_two_hostile_members(tmp_path: Path) -> None:
-    honest, rounds = 5, 2
-    make_ready(rule("nnm+trimmed_mean", f=2), 6, LAYOUT.d, LAYOUT.dtype)  # compiled before the clock runs
-    net = found(tmp_path, honest + 2, rounds=rounds, period=2.0, soon=3.0, byzantine=2)
-    drills = [Drilling(net, 5, "alie", ally=6), Drilling(net, 6, "garbage", ally=5)]
-    peers = [Running(Node(net.configs[i]), QuadraticLearner(i)).start() for i in range(honest)]
-    with ended(peers):
-        for peer in peers:
-            peer.join()
-    for drilling in drills:
-        drilling.thread.join(PATIENCE)
-    lines = [json.loads(text) for i in range(honest) for text in _log(net, i)]
-    assert {line["outcome"] for line in lines if line["received"] >= 4} == {"aggregated"}
-    asked = [line["results"] for line in lines]
-    assert "ok" in {results.get("peer-5") for results in asked}
-    assert {results["peer-6"] for results in asked if "peer-6" in results} <= {
-        "malformed",
-        "late",
-        "unreachable",
-    }
-    for drilling in drills:
-        assert {victim for deed in drilling.deeds for victim in deed.answered} <= {
-            f"peer-{i}" for i in range(honest)
-        }
-        assert all(set(deed.pulled) <= {f"peer-{i}" for i in range(honest)} for deed in drilling.deeds)
-    served = {(deed.round, victim) for deed in drills[0].deeds for victim in deed.answered}
-    got = {
-        (line["round"], f"peer-{i}")
-        for i in range(honest)
-        for line in map(json.loads, _log(net, i))
-        if line["results"].get("peer-5") == "ok"
-    }
-    assert got <= served
-
-
-def _log(net: NetworkFiles, peer: int) -> list[str]:
-    return (net.configs[peer].state_dir.parent / "rounds.jsonl").read_text().splitlines()
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -50,9 +50,11 @@ async def listener_answers(net: Loopback, answer: bytes, tls: ssl.SSLContext | N
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
-        with suppress(OSError):
-            await reader.read()
-        writer.transport.abort()
+        try:
+            with suppress(OSError):
+                await reader.read()
+        finally:  # also when the loop ends
+            writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     net.move({1: f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"})

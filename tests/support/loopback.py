@@ -260,11 +260,13 @@ async def hostile(net: Loopback, member: int, script: Script) -> AsyncIterator[l
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                requests.append(await reader.readuntil(b"\r\n\r\n"))
-                await script(reader, writer)
-        writer.transport.abort()
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                while True:
+                    requests.append(await reader.readuntil(b"\r\n\r\n"))
+                    await script(reader, writer)
+        finally:  # also when the loop ends
+            writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     net.move({member: f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"})

@@ -9,8 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rpel.peer.core.evidence import Witness
+from rpel.peer.core.protocol import Pull
+from rpel.peer.io.metrics import Metrics
+from rpel.peer.io.pulls import Pulls
 from support.loopback import Loopback, loopback
 from support.waiting import PATIENCE, brief, until
 
@@ -116,3 +121,18 @@ async def test_connection_that_fails_leaves_no_descriptor_and_close_returns(
         async with asyncio.timeout(PATIENCE):
             await client.close()
         await until(lambda: sockets_open() <= before)
+
+
+async def test_round_that_was_left_asks_nobody_any_more(tmp_path: Path) -> None:
+    """Its requests end with the peer, and open no connection after the others were closed."""
+    async with loopback(tmp_path) as net, is_silent(net):
+        ends, before = net.transports[0], asyncio.all_tasks()
+        pulls = Pulls(ends.client, Witness(), tmp_path, Metrics(), tmp_path / "next", lambda error: None)
+        pull, table = Pull(1, (1,), None, PATIENCE, needed=1), np.zeros((2, net.layout.d))
+        left = asyncio.create_task(pulls.round(pull, table, PATIENCE, ends.now))
+        await until(lambda: ends.client.connections)
+        left.cancel()
+        await asyncio.wait([left])
+        await pulls.stop()
+        assert not {task for task in asyncio.all_tasks() - before if "_ask" in repr(task)}
+        assert ends.client.connections == 0

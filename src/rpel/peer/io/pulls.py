@@ -6,8 +6,9 @@ Invariant: whatever a member makes of its answer, it ends no round.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from rpel.peer.core.evidence import Proof, Witness
 from rpel.peer.core.exchange import Exchange, SecondInstanceError
@@ -42,7 +43,7 @@ class Pulls:
         self._alarm = alarm
         self._client, self._witness, self._metrics = client, witness, metrics
         self._evidence, self._next_members = evidence, next_members
-        self._gossiping: set[asyncio.Task[None]] = set()
+        self._working: set[asyncio.Task[None]] = set()
         self._silent: list[int] = []
         self._other = ""
         self.digests: dict[int, str] = {}
@@ -84,7 +85,7 @@ class Pulls:
         for member in exchange.members:
             row = table[pull.members.index(member) + 1]
             work = self._ask(now, member, row, deadline, exchange, over, turns)
-            asking.append(loop.create_task(work))
+            asking.append(self._start(work))
         if exchange.over:
             over.set()
         try:
@@ -92,9 +93,7 @@ class Pulls:
                 await over.wait()
         except TimeoutError:
             pass
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await _ended(asking)
         self._compare(now)
         return exchange.pulled(table)
 
@@ -128,9 +127,7 @@ class Pulls:
             self._prove(now, exchange.answered(member, answer.signed, answer.offset))
             if answer.signed is not None:
                 self.digests[member] = answer.signed.digest.hex()
-                gossip = asyncio.get_running_loop().create_task(self._gossip(now, member, exchange, deadline))
-                self._gossiping.add(gossip)
-                gossip.add_done_callback(self._gossiping.discard)
+                self._start(self._gossip(now, member, exchange, deadline))
         else:
             exchange.failed(member, answer.result)
             reason = f"{now.names[member]} is {answer.result}: {answer.reason}"
@@ -177,8 +174,20 @@ class Pulls:
                     self._next_members,
                 )
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return task
+
     async def stop(self) -> None:
-        """Stop asking members."""
-        for gossip in self._gossiping:
-            gossip.cancel()
+        """Stop asking members, also in a round that was left."""
+        await _ended(list(self._working))
         await self._client.close()
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel these tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

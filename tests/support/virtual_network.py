@@ -324,8 +324,10 @@ class Peer:
         liars = [p for p in self.net.hostile if self.net.connected(self.number, p)]
         return offsets + [1e6 if (self.number + p) % 2 else -1e6 for p in liars]
 
-    def on_sleep(self, effect: protocol.Sleep) -> None:
+    def on_sleep(self, effect: protocol.Sleep | protocol.Linger) -> None:
         self.later((effect.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
+
+    on_linger = on_sleep
 
     def on_enter(self, effect: protocol.Enter) -> None:
         # who has the files knows by them which round runs
@@ -392,9 +394,6 @@ class Peer:
         self.net.told(self, effect.report)
         self.reports.append(effect.report)
         self.later(0.0, self.go, None)
-
-    def on_linger(self, effect: protocol.Linger) -> None:
-        self.later((effect.until - self.clock.position()) / (1 + self.drift) + 1e-9, self.go, None)
 
     # --- pulling ---
 

@@ -37,64 +37,35 @@ def net(tmp_path: Path) -> NetworkFiles:
 def test_membership_commands_report_changes_and_keep_pending_ones(
     net: NetworkFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    members = ("--members", str(tmp_path / "members.toml"))
+    def told(*arguments: str) -> str:
+        return rpel("network", *arguments, "--members", str(tmp_path / "members.toml"), capsys=capsys).out
+
     new = entry(tmp_path / "new", "clinic-7", "https://127.0.0.1:7447")
-    out, _ = rpel("network", "add", str(new), "--from-round", "20", *members, capsys=capsys)
+    out = told("add", str(new), "--from-round", "20")
     assert "joins:   clinic-7" in out
     assert "nodes:   6 → 7" in out
     assert "pull:    5 → 6" in out
     assert "all 6 members that stay: put members.next.toml beside members.toml" in out
-    out, _ = rpel("network", "remove", "peer-2", "--from-round", "20", *members, capsys=capsys)
+    out = told("remove", "peer-2", "--from-round", "20")
     assert "joins:   clinic-7" in out
     assert "leaves:  peer-2" in out
     assert "nodes:" not in out
     turned = entry(tmp_path / "turned", "peer-1", "https://127.0.0.1:7448")
-    out, _ = rpel(
-        "network", "change", "--replace", str(turned), "--from-round", "30", *members, capsys=capsys
-    )
+    out = told("change", "--replace", str(turned), "--from-round", "30")
     assert "new key: peer-1" in out
     assert "takes effect: round 30" in out
     assert "peer.next.key" in out
-    out, _ = rpel(
-        "network",
-        "change",
-        "--no-shows",
-        "1",
-        "--rounds",
-        "300",
-        "--from-round",
-        "30",
-        *members,
-        capsys=capsys,
-    )
+    out = told("change", "--no-shows", "1", "--rounds", "300", "--from-round", "30")
     assert "rounds:  200 → 300" in out
     night = ("--hours", "20:00-06:00", "--pause-until", "+9000")
-    out, _ = rpel(
-        "network",
-        "change",
-        "--period",
-        "120",
-        *night,
-        "--from-round",
-        "30",
-        *members,
-        "--json",
-        capsys=capsys,
-    )
-    said = json.loads(out)
+    said = json.loads(told("change", "--period", "120", *night, "--from-round", "30", "--json"))
     assert said["changed"] == {
         "period": [60.0, 120.0], "deadline": [48.0, 96.0], "hours": ["", "20:00-06:00"], "rounds": [200, 300],
     }  # fmt: skip
     assert (said["joined"], said["left"], said["altered"]) == (["clinic-7"], ["peer-2"], ["peer-1"])
     after = Membership.load(tmp_path / "members.next.toml")
-    assert [member.id for member in after.members] == [
-        "peer-0",
-        "peer-1",
-        "peer-3",
-        "peer-4",
-        "peer-5",
-        "clinic-7",
-    ]
+    stay = [f"peer-{i}" for i in (0, 1, 3, 4, 5)]
+    assert [member.id for member in after.members] == [*stay, "clinic-7"]
     assert after.timetable.before(30) == net.membership.timetable.paces
     assert after.hash == said["membership"]
     assert after.timetable.start(30) >= net.membership.timetable.end(29) + 7000

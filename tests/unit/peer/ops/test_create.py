@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rpel import planning
-from rpel.peer.ops.create import draft, notes, parse_epoch, stall_proof, strong_catch_up
+from rpel.peer.ops.create import draft, parse_epoch, stall_proof, strong_catch_up
 from rpel.rules import rule
 
 HASHES: dict[str, Any] = {"model_header_sha256": "0" * 64, "init_sha256": "0" * 64}
@@ -49,17 +49,6 @@ def test_rule_that_would_stall_is_refused() -> None:
     assert rule("bulyan", f=2).min_vectors(2) > 5
     with pytest.raises(ValueError, match=r"'bulyan'.*10"):
         draft(stall_proof(nodes=40, byzantine=2, rounds=9), run="x", epoch=1e9, rule="bulyan", **HASHES)
-
-
-def test_network_new_says_from_how_many_peers_pulling_saves_messages() -> None:
-    seven = stall_proof(nodes=7, byzantine=2, rounds=100)
-    assert seven.pull == 6
-    (said,) = [note for note in notes(seven) if "saves no messages" in note]
-    assert "s = 6 is all the others" in said
-    first = int(said.split("n = ")[1].split()[0])
-    pulls = {nodes: stall_proof(nodes, 2, 100).pull for nodes in range(8, first + 20)}
-    assert all((pull < nodes - 1) == (nodes >= first) for nodes, pull in pulls.items()), pulls
-    assert not any("saves no messages" in note for note in notes(stall_proof(first, 2, 100)))
 
 
 def test_epoch_is_a_time_seconds_from_now_or_the_next_full_hour() -> None:

@@ -106,19 +106,6 @@ def test_table_has_a_row_for_everybody_and_excludes_by_more_than_b(
     assert [line.split() for line in lines[3:]] == [["d", "late"], ["e", "hostile"]]
 
 
-def test_table_fits_80_columns_whatever_the_members_are_called_and_say(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = HONEST | {"round": 99_999, "pulls": dict.fromkeys(HONEST["pulls"], 99_999)}
-    other = parse_status("b", Answer(PullResult.REFUSED, membership="0"), 9)
-    stdout().print(
-        members_table("network demo", [parse_status("hospital-of-the-holy-spirit", said, 10**5), other])
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert "other file" in lines[3]
-    assert max(map(len, lines)) <= 80
-
-
 # --- networks that run --------------------------------------------------------------------------------------
 
 

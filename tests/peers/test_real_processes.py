@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from support.observer import Observer
-from support.paths import TESTS
 from support.process_faults import POINTS
 from support.process_network import Member, Plan, ProcessNetwork, check_invariants
 
@@ -92,9 +91,7 @@ def test_real_peer_without_key_refuses_to_start(tmp_path: Path) -> None:
     peer = net.members[3]
     (peer.folder / "peer.key").unlink()
     command = [sys.executable, "-m", "rpel", "peer", "run", "--config", str(peer.config)]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(TESTS)}
-    )
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert ended.stderr.startswith("rpel: there is no key ")

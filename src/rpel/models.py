@@ -12,10 +12,12 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from rpel import component
 from rpel.errors import nearest
 from rpel.randomness import key
 
@@ -53,7 +55,7 @@ def model(
     dropout: float = 0.25,
     seed: int = 0,
 ) -> nn.Module:
-    """Build a network by name (see NETWORKS) or notation.
+    """Build a network by name (see NETWORKS), by notation, or by ``module:object`` of a user.
 
     What is left out comes from the named network; for a notation it is kernel 5 and padding 0.
 
@@ -65,6 +67,14 @@ def model(
     Traceback (most recent call last):
     ValueError: there is no network 'cifar'; the nearest is 'cifar10'
     """
+    if component.is_own(name_or_notation.partition("(")[0]):
+        own = component.parse(name_or_notation)
+        factory = component.load(own.name, "model")
+        return (
+            factory
+            if isinstance(factory, nn.Module)
+            else seeded(partial(factory, **own.bind_to(factory)), seed)
+        )
     if "(" in name_or_notation:
         row = Network(name_or_notation, input_shape or ())
     elif name_or_notation in NETWORKS:

@@ -92,7 +92,6 @@ def models(folder: str) -> list[Any]:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.xfail(strict=True, reason="networks of users have no names yet [issues 45, 51]")
 def test_run_takes_a_users_network_and_data_with_parameters_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -124,7 +123,6 @@ def test_run_takes_a_users_rule_and_attack_with_parameters_by_name(
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.integration
-@pytest.mark.xfail(strict=True, reason="parts of users take no parameters by name [issues 45, 51]")
 def test_sweep_takes_parts_of_users_with_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     grid = f'[grid]\nrule = ["{ZERO}", "mine:scaled(factor=1.0)"]\n'
     file = write("grid.toml", {"dataset": DATA, "model": NET, "attack": HUGE}, grid)
@@ -138,7 +136,6 @@ def test_sweep_takes_parts_of_users_with_parameters(capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.integration
-@pytest.mark.xfail(strict=True, reason="parts of users take no parameters by name [issues 45, 51]")
 def test_arena_takes_parts_of_users_with_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     file = write("setting.toml", {"dataset": DATA, "model": NET})
     who = ("--rules", f"mean,{ZERO}", "--attacks", f"none,{HUGE}")

@@ -182,8 +182,10 @@ def gather(run: Resolved, own: Inputs, load: Load = data.load) -> Gathered:
 
 
 def code_versions(spec: Request) -> dict[str, str]:
-    """The code that this Spec runs: ours, and the files of the rules and the attack that are not ours."""
-    used = (("rpel.rules", spec.rule or ROBUST_RULE), ("rpel.attacks", spec.attack))
+    """The code that this Spec runs: ours, and the files of rules, attacks and networks that are not ours."""
+    used = [("rpel.rules", spec.rule or ROBUST_RULE), ("rpel.attacks", spec.attack)]
+    if component.is_own(spec.model.partition("(")[0]):
+        used.append(("rpel.models", spec.model))
     found = [
         item
         for group, text in used

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from rpel.peer.core.clock import ahead, offset
 from rpel.peer.core.evidence import Signed
@@ -138,6 +139,9 @@ class Client:
         self.layout, self.position = layout, position
         self._resolver = Resolver()
         self._idle: dict[Line, list[tuple[float, Connection]]] = {}
+        self._open = WeakSet[
+            Connection
+        ]()  # idle or not: all are closed in the end
         self._sockets: set[Socket] = set()
         self._closed = False
         self.signed = True  # only tests of the wire alone take a half-step without a signature
@@ -174,7 +178,7 @@ class Client:
     async def close(self) -> None:
         """Close all connections, and wait until they are, but not for ever."""
         self._closed = True
-        for connection in [one for waiting in self._idle.values() for _, one in waiting]:
+        for connection in list(self._open):
             connection.abort()
         await all_closed(self._sockets)
 
@@ -201,7 +205,11 @@ class Client:
         waiting, entry = self._idle.get(_line(now, member), []), now.membership.members[member]
         while waiting:
             until, connection = waiting.pop()
-            await connection.resume()
+            try:
+                await connection.resume()
+            except BaseException:  # cancelled: nobody else would close it
+                connection.abort()
+                raise
             if (
                 entry.expires > time.time()
                 and connection.usable
@@ -239,6 +247,7 @@ class Client:
                     reached.close()  # asyncio has not taken it over
                 raise
         connection = Connection(reader, writer)
+        self._open.add(connection)
         if connection.certificate != entry.fingerprint:
             connection.abort()
             raise ConnectionAbortedError(f"{entry.url} is not {entry.id}: it has another certificate")

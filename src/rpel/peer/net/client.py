@@ -139,9 +139,7 @@ class Client:
         self.layout, self.position = layout, position
         self._resolver = Resolver()
         self._idle: dict[Line, list[tuple[float, Connection]]] = {}
-        self._open = WeakSet[
-            Connection
-        ]()  # idle or not: all are closed in the end
+        self._open = WeakSet[Connection]()  # idle or not: all are closed in the end
         self._sockets: set[Socket] = set()
         self._closed = False
         self.signed = True  # only tests of the wire alone take a half-step without a signature

@@ -36,9 +36,9 @@ def test_five_networks_of_ten_lines_each_train_as_the_page_has_them() -> None:
         assert worst > 0.85, cell
 
 
-FASTER = {"heart-4": {"rounds": "3"}, "reviews-16": {"rounds": "1", "local-steps": "1"}}
-FASTER |= {"femnist-writers": {"rounds": "1", "local-steps": "1", "nodes": "12", "byzantine": "2"}}
-FASTER |= {"shakespeare": {"rounds": "1", "local-steps": "1", "eval-size": "2"}}
+FASTER = {"heart-4": {"rounds": "3"}, "reviews-16": {"rounds": "1", "local_steps": "1"}}
+FASTER |= {"femnist-writers": {"rounds": "1", "local_steps": "1", "nodes": "12", "byzantine": "2"}}
+FASTER |= {"shakespeare": {"rounds": "1", "local_steps": "1", "eval_size": "2"}}
 """What makes the runs of a federation short."""
 
 
@@ -56,11 +56,10 @@ def test_commands_and_python_for_data_with_real_owners_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RPEL_DATA", str(shared_data))
     section = read("bring_your_own").partition("## Data with real owners\n")[2].partition("\n## ")[0]
-    runs = [
-        shlex.split(line, comments=True) for line in re.findall(rf"^rpel (run {preset} .*)$", section, re.M)
-    ]
+    lines = re.findall(r"^rpel run \S+ (.*)$", "\n".join(re.findall(rf"^.*{preset}.*$", section, re.M)), re.M)
+    runs = [["run", preset, *shlex.split(line, comments=True)] for line in lines]
     assert runs
-    shorter = [word for key, value in FASTER[preset].items() for word in (f"--{key}", value)]
+    shorter = [word for key, value in FASTER[preset].items() for word in ("-s", f"{key}={value}")]
     for run in runs:
         rpel(*run, *shorter, capsys=capsys)
     capsys.readouterr()

@@ -1,6 +1,8 @@
 """Networks, data, rules and attacks of users are named with parameters, and their errors are shown."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,16 @@ def test_run_takes_a_users_network_and_data_with_parameters_by_name(
     rpel("run", "base.toml", "--dataset", DATA, "--model", NET, "--out", "runs", capsys=capsys)
     (honest,) = models("runs")
     assert honest.shape == (5, PARAMETERS)
+
+
+def test_run_is_repeated_when_the_file_of_its_network_changed(
+    project: Path,
+) -> None:
+    command = [sys.executable, "-m", "rpel", "run", "base.toml", "--out", "runs", "--dataset", DATA]
+    for change, folders in (("", 1), ("", 1), ("# edited\n", 2)):
+        (project / "mine.py").write_text((project / "mine.py").read_text("utf-8") + change, "utf-8")
+        subprocess.run([*command, "--model", NET], check=True, capture_output=True)
+        assert len(list(Path("runs").iterdir())) == folders
 
 
 @pytest.mark.usefixtures("project")
